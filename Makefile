@@ -1,0 +1,60 @@
+# `make demo` and `make test` need only Python >= 3.11 and make: the first call creates .venv and installs constraints.txt into it.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTEST_ARGS ?=
+
+DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results/kv?size=1GiB'
+DEMO_COMMAND := load-vs-recompute qwen3-0.6b --measure $(DEMO_TIERS) --tokens 256,1024,4096,16384
+
+.PHONY: demo test check samples gpu clean install
+
+## demo: this machine's own memory and file bandwidth, then load against recompute on them
+demo: $(INSTALLED)
+	@mkdir -p demo-results
+	$(BIN)/kvbench $(DEMO_COMMAND) --out demo-results/load-vs-recompute.json --html demo-results/load-vs-recompute.html
+
+## test: the whole test suite
+test: $(INSTALLED)
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+## check: formatter, linter, strict types, import contracts, then exactly `make test`
+check: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(MAKE) test
+
+## samples: make sample_reports/ again; fails on purpose when a file changed, so that nobody commits it unread
+samples: $(INSTALLED)
+	$(BIN)/python sample_reports/regenerate.py
+
+## gpu: tests/live and the demo on this host's GPU, results into sample_reports/gpu/
+gpu: $(INSTALLED)
+	@nvidia-smi -L || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "make gpu: the torch in $(VENV) cannot use the GPU (a CPU build?); nothing was run"; exit 1; }
+	$(BIN)/pytest -m live tests/live
+	@mkdir -p demo-results sample_reports/gpu
+	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json --html sample_reports/gpu/load-vs-recompute.html \
+	  > sample_reports/gpu/load-vs-recompute.txt
+	@cat sample_reports/gpu/load-vs-recompute.txt
+
+## clean: everything that make and the tools left behind, .venv included
+clean:
+	rm -rf $(VENV) build dist demo-results .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find kvbench tests sample_reports -name __pycache__ -prune -exec rm -rf {} +
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 on PATH; install one, or say which: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv"; exit 1; }
+	@echo "Installing kvbench and its tested dependencies into $(VENV) (torch is among them: the first time takes minutes)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,torch,plot]' -c constraints.txt
+	@touch $@

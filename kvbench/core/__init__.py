@@ -1,0 +1,1 @@
+"""The physics: model shapes, layouts, links, cost, statistics, units. Standard library only; opens no file."""
