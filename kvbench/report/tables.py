@@ -1,0 +1,116 @@
+"""The one table style. A table is text that is already formatted; the terminal and the page draw the same one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvbench.results.document import Document
+
+Tone = Literal["good", "bad", "unsure", "neutral"]
+
+TONE_STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "neutral": "bold"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A titled table of finished strings. The first column and those named in `left` align left, numbers right.
+
+    `highlight` holds the indexes of rows that matter most; `note` is one line under the table.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[str] = frozenset()
+    highlight: frozenset[int] = frozenset()
+    note: str = ""
+
+    def is_left(self, column: int) -> bool:
+        return column == 0 or self.columns[column] in self.left
+
+
+def rich_table(table: TextTable) -> Table:
+    """The table for a terminal; cells are literal text, so a `[` in a path stays a `[`."""
+    drawn = Table(
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
+        caption=Text(table.note, style="dim") if table.note else None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        header_style="",
+    )
+    for index, column in enumerate(table.columns):
+        left = table.is_left(index)
+        drawn.add_column(
+            Text(column, style="bold"), justify="left" if left else "right", no_wrap=not left, overflow="fold"
+        )
+    for index, row in enumerate(table.rows):
+        drawn.add_row(*(Text(cell) for cell in row), style="bold" if index in table.highlight else None)
+    return drawn
+
+
+def print_tables(tables: Sequence[TextTable], console: Console) -> None:
+    """Prints each table that has rows."""
+    for table in tables:
+        if table.rows:
+            console.print(rich_table(table))
+            console.print()
+
+
+def print_verdict(verdict: str, console: Console, *, tone: Tone = "neutral", details: Sequence[str] = ()) -> None:
+    """Prints the answer first, in its colour, then one line per detail."""
+    console.print(Text(verdict, style=TONE_STYLES[tone]))
+    for line in details:
+        console.print(Text(line))
+
+
+def print_notes(document: Document[Any], console: Console) -> None:
+    """Prints what a reader must know beside the tables: an interruption, the warnings, where the numbers come from."""
+    if document.interrupted:
+        console.print(Text("Interrupted: this holds only what was measured until then.", style="bold yellow"))
+    for warning in document.warnings:
+        console.print(Text.assemble((f"warning {warning.code}: ", "yellow"), f"{warning.message}; {warning.remedy}"))
+
+
+def provenance_table(document: Document[Any]) -> TextTable:
+    """Where each number of the document comes from, one row per field."""
+    return TextTable(
+        title="Where the numbers come from",
+        columns=("number", "provenance", "source", "formula"),
+        left=frozenset({"provenance", "source", "formula"}),
+        rows=tuple(
+            (name, origin.provenance, origin.source, origin.formula or "")
+            for name, origin in sorted(document.provenance.items())
+        ),
+    )
+
+
+def host_rows(document: Document[Any]) -> tuple[tuple[str, str], ...]:
+    """The header of a document as name and value: kind, time, command line, machine."""
+    from kvbench.core.units import format_bytes
+
+    host = document.host
+    gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_bytes)}, driver {gpu.driver})" for gpu in host.gpus)
+    memory = format_bytes(host.memory_bytes) if host.memory_bytes is not None else "memory unknown"
+    return (
+        ("result", f"{document.kind}, schema {document.schema_version}, kvbench {document.kvbench_version}"),
+        ("made", document.created_at),
+        ("command", shell_line(document.command_line)),
+        ("host", f"{host.cpu}, {host.num_cpus} CPUs, {memory}"),
+        ("GPU", gpus or host.no_gpu_reason or "none"),
+        ("system", f"{host.os}, Python {host.python}"),
+    )
+
+
+def shell_line(command_line: Sequence[str]) -> str:
+    """The command line as one can paste it into a shell."""
+    import shlex
+
+    return shlex.join(command_line)
