@@ -40,8 +40,9 @@ gpu: $(INSTALLED)
 	  { echo "make gpu: the torch in $(VENV) cannot use the GPU (a CPU build?); nothing was run"; exit 1; }
 	$(BIN)/pytest -m live tests/live
 	@mkdir -p demo-results sample_reports/gpu
-	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json --html sample_reports/gpu/load-vs-recompute.html \
-	  > sample_reports/gpu/load-vs-recompute.txt
+	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json
+	@echo "recorded load-vs-recompute: kvbench $(DEMO_COMMAND)" > sample_reports/gpu/commands.txt
+	$(BIN)/python sample_reports/regenerate.py sample_reports/gpu || true
 	@cat sample_reports/gpu/load-vs-recompute.txt
 
 ## clean: everything that make and the tools left behind, .venv included

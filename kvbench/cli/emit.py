@@ -18,6 +18,11 @@ Report = Callable[[str, float | None], None]
 """Tells what is being done, and which share (0 to 1) of the whole is behind; None where nobody knows."""
 
 
+def command_line() -> tuple[str, ...]:
+    """The command line of this process as a user would type it, for the document."""
+    return ("kvbench", *sys.argv[1:])
+
+
 def emit(
     document: Document[Any],
     *,
