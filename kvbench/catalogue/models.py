@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from kvbench.catalogue.huggingface import model_from_config, read_config
-from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.catalogue.yaml_file import parse_yaml, read_yaml
+from kvbench.core.errors import UsageError
 from kvbench.core.model import Model
 
 _FOLDER = Path(__file__).parent / "models"
@@ -80,30 +81,19 @@ def _names() -> Iterator[tuple[str, str]]:
     """Every spelling of every model in lower case, with the id it stands for."""
     for model_id in catalogue_names():
         text = (_FOLDER / f"{model_id}.yaml").read_text(encoding="utf-8")
-        head = _yaml(text.partition("\nconfig:")[0])
+        head = cast("dict[str, object]", parse_yaml(text.partition("\nconfig:")[0]))
         for name in (cast(str, head["hf"]), *cast("list[str]", head["aliases"])):
             yield name.lower(), model_id
             yield name.lower().rpartition("/")[2], model_id
         yield model_id, model_id
 
 
-def _yaml(text: str) -> dict[str, object]:
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return cast("dict[str, object]", yaml.load(text, Loader=loader))
-
-
 def _entry(model_id: str) -> CatalogueEntry:
     path = _FOLDER / f"{model_id}.yaml"
-    values = _yaml(path.read_text(encoding="utf-8"))
+    values = cast("dict[str, object]", read_yaml(path))
     config = cast("dict[str, object]", values["config"])
-    try:
-        model = model_from_config(config, name=model_id, source=path.name)
-    except KeyError as error:
-        raise KvbenchError(f"{path}: {error} is missing; reinstall kvbench") from error
     return CatalogueEntry(
-        model=model,
+        model=model_from_config(config, name=model_id, source=path.name),
         hf=cast(str, values["hf"]),
         source=cast(str, values["source"]),
         config=config,
@@ -119,5 +109,5 @@ def _unknown(name: str) -> str:
     close = get_close_matches(wanted, catalogue_names(), n=3, cutoff=0.5)
     if not close:
         close = get_close_matches(wanted.rpartition("/")[2], catalogue_names(), n=3, cutoff=0.5)
-    meant = f"did you mean {' or '.join(close)}?" if close else f"{len(catalogue_names())} models are known by name"
-    return f"model {shown!r} is not in the catalogue; {meant} A path to a config.json works for any other model"
+    meant = f"did you mean {' or '.join(close)}?" if close else f"it has {len(catalogue_names())} others."
+    return f"model {shown!r} is not in the catalogue; {meant} For any other model pass the path of its config.json"
