@@ -89,6 +89,25 @@ def test_a_plot_of_one_point_is_drawn() -> None:
     assert "one" in line_plot_svg(one)
 
 
+def test_a_single_marked_point_beyond_one_does_not_stretch_the_axis() -> None:
+    line = Series(name="line", points=((64.0, 0.1), (65536.0, 100.0)))
+    plain = line_plot_text(replace(PLOT, series=(line,), marked=(), verticals=()), width=80)
+    marked = (MarkedPoint(x=4096.0, y=10.0, label="here"),)
+    with_mark = line_plot_text(replace(PLOT, series=(line,), marked=marked, verticals=()), width=80)
+    axis = [next(row for row in text.splitlines() if "└" in row) for text in (plain, with_mark)]
+    assert axis[0] == axis[1]
+
+
+positive = st.floats(min_value=1e-9, max_value=1e15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(positive, positive), min_size=1, max_size=5), st.integers(min_value=40, max_value=120))
+def test_any_points_fit_the_width(points: list[tuple[float, float]], width: int) -> None:
+    plot = LinePlot(title="t", x_label="x", y_label="y", series=(Series(name="s", points=tuple(sorted(points))),))
+    assert max(len(line) for line in line_plot_text(plot, width=width).splitlines()) <= width
+
+
 @settings(max_examples=100)
 @given(st.floats(min_value=1e-12, max_value=1e18), st.floats(min_value=1.0, max_value=1e12))
 def test_ticks_are_few_sorted_and_inside(low: float, ratio: float) -> None:
