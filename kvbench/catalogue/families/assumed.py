@@ -8,12 +8,31 @@ from kvbench.catalogue.families.latent import deepseek
 from kvbench.catalogue.shape import Shape, attention, decoder, dense, layer, layer_words, window_of
 from kvbench.core.layers import FeedForward
 
+# Keys of recurrent layers, compressed rows or shared caches.
+_OTHER_LAYOUTS = (
+    "attn_layer_period",
+    "attn_type_list",
+    "compress_ratios",
+    "full_attention_interval",
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_attn_config",
+    "num_kv_shared_layers",
+    "ssm_state_size",
+)
+
 
 def assumed(config: ConfigFields, kind: str) -> Shape:
     """A decoder with `kind` attention (mha, gqa, mqa or mla) on every layer and gated feed-forward blocks.
 
-    Biases and extra norms are left out. A recurrent layer in `layer_types` is refused: no assumption covers it.
+    Biases and extra norms are left out. Keys of another cache layout are refused: no assumption covers them.
     """
+    for key in _OTHER_LAYOUTS:
+        if config.has(key):
+            raise config.refuse(
+                key, f"says that not every layer has {kind} attention", "use a config whose layers all have it"
+            )
     if kind == "mla":
         return deepseek(config)
     heads = config.count("num_attention_heads")
