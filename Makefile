@@ -35,7 +35,7 @@ samples: $(INSTALLED)
 
 ## gpu: tests/live and the demo on this host's GPU, results into sample_reports/gpu/
 gpu: $(INSTALLED)
-	@nvidia-smi -L || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
+	@nvidia-smi -L 2>/dev/null || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make gpu: the torch in $(VENV) cannot use the GPU (a CPU build?); nothing was run"; exit 1; }
 	$(BIN)/pytest -m live tests/live

@@ -1,10 +1,11 @@
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from kvbench.cli.main import COMMANDS
+from kvbench.cli.main import COMMANDS, main
 from kvbench.results.data import data_folder
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,22 @@ def test_every_command_in_the_readme_exists() -> None:
 
 def test_every_command_that_exists_is_in_the_readme() -> None:
     assert set(COMMANDS) <= named_commands(README)
+
+
+def command_lines(text: str) -> list[str]:
+    """Every line of a code block that runs kvbench."""
+    blocks = re.findall(r"```[a-z]*\n(.*?)```", text, flags=re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("kvbench ")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_option_that_a_page_uses_exists(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in command_lines(page.read_text()):
+        words = shlex.split(line, comments=True)
+        assert main([words[1], "--help"]) == 0
+        known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, line
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "check", "samples", "gpu"])
