@@ -94,16 +94,13 @@ def kimi_linear(config: ConfigFields) -> Shape:
     """Kimi Linear: Kimi delta attention (KDA) on most layers, latent attention without rope on the others."""
     _refuse_unknown_variants(config)
     hidden_size, num_layers = config.count("hidden_size"), config.num_layers()
-    linear = config.mapping("linear_attn_config") or config
     full = _full_layers(config, num_layers)
-    delta = kda_state(
-        hidden_size,
-        heads=linear.count("num_heads", "linear_num_heads"),
-        head_dim=linear.count("head_dim", "linear_head_dim")
-        if linear is not config
-        else config.count("linear_head_dim"),
-        kernel=linear.count("short_conv_kernel_size", "linear_conv_kernel_dim"),
-    )
+    # The class in transformers keeps the sizes of `linear_attn_config` flat, under longer names.
+    linear, keys = config.mapping("linear_attn_config"), ("num_heads", "head_dim", "short_conv_kernel_size")
+    if linear is None:
+        linear, keys = config, ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    heads, head_dim, kernel = (linear.count(key) for key in keys)
+    delta = kda_state(hidden_size, heads=heads, head_dim=head_dim, kernel=kernel)
     layers = []
     for i, block in enumerate(leading_dense(config, default_dense=1)):
         if full[i]:
