@@ -76,7 +76,8 @@ def check_bytes_per_token(claimed_bytes: int, exact_bytes: int, model: str) -> t
         Warning_(
             code="impossible-bytes-per-token",
             message=(
-                f"claimed {claimed_bytes} B per token ({format_bytes(claimed_bytes)}), but {model} stores {exact_bytes} B "
+                f"claimed {claimed_bytes} B per token ({format_bytes(claimed_bytes)}), "
+                f"but {model} stores {exact_bytes} B "
                 f"({format_bytes(exact_bytes)}): {claimed_bytes / exact_bytes:.2f} times"
             ),
             remedy="check layers, KV heads, element bytes and K+V (factor 2) of the claim",
@@ -93,8 +94,9 @@ def check_request_rate(*, claimed_per_s: float, miss_ratio: float, prefill_floor
         Warning_(
             code="impossible-request-rate",
             message=(
-                f"{claimed_per_s:g} requests/s with {miss_ratio:.0%} misses needs {claimed_per_s * busy_s:.1f} times the "
-                f"machine: one miss takes {format_duration(prefill_floor_s)} at peak FLOP/s, so at most {1 / busy_s:.3g}/s"
+                f"{claimed_per_s:g} requests/s with {miss_ratio:.0%} misses needs {claimed_per_s * busy_s:.1f} times "
+                f"the machine: one miss takes {format_duration(prefill_floor_s)} at peak FLOP/s, "
+                f"so at most {1 / busy_s:.3g}/s"
             ),
             remedy="check prefix length, GPU count and hit share of the claim",
         ),

@@ -1,16 +1,16 @@
 """Load, recompute or split: the comparison, its margin, and the input whose change would flip it."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from kvbench.core.overlap import TokenSplit, token_split
+from kvbench.core.overlap import TokenSplit, split_point, token_split
 
 Verdict = Literal["load", "recompute", "split", "too_close", "no_verdict"]
 
 CLOSE_RATIO = 1.15  # two times within 15 % of each other are too close to call on modelled inputs
 SPLIT_GAIN = 1.2  # a split needs engine support, so it must beat the better whole option by a fifth
 MAX_UTILISATION = 0.8  # beyond it waiting time grows faster than any model of the load is good
-_SEARCH_DECADES = 2
+_SEARCH_DECADES, _SEARCH_STEP, _SEARCH_HALVINGS = 2.0, 0.25, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,28 @@ class Comparison:
 
     def split(self) -> TokenSplit:
         """Best token split: compute the front, load the back and the constant part."""
-        return token_split(
-            tokens=self.tokens,
-            linear_flop_per_token=self.linear_s,
-            attention_flop_per_pair=self.quadratic_s,
-            bytes_per_token=self.bytes_per_token,
-            flop_per_s=1.0,
-            bytes_per_s=self.bytes_per_s,
-            fixed_s=self.fixed_s + self.const_bytes / self.bytes_per_s,
-        )
+        return token_split(**self._split_terms())
 
     def split_gain(self) -> float:
-        """Time of the better whole option over the split's; 1 where a split does not help."""
-        best, split_s = min(self.t_load_s, self.t_recompute_s), self.split().t_s
+        """Time of the better whole option over the split's; 1 where a split does not help.
+
+        Not rounded to a token, so that the verdict does not jump with tokens on short prefixes.
+        """
+        x = split_point(**self._split_terms())
+        split_s = self.linear_s * x + self.quadratic_s * x * x
+        best = min(self.t_load_s, self.t_recompute_s)
         return max(1.0, best / split_s) if split_s > 0 else 1.0
+
+    def _split_terms(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "linear_flop_per_token": self.linear_s,
+            "attention_flop_per_pair": self.quadratic_s,
+            "bytes_per_token": self.bytes_per_token,
+            "flop_per_s": 1.0,
+            "bytes_per_s": self.bytes_per_s,
+            "fixed_s": self.fixed_s + self.const_bytes / self.bytes_per_s,
+        }
 
     def whole_verdict(self) -> Verdict:
         """Load or recompute, no split: what an engine without split restore can do."""
@@ -98,11 +106,17 @@ class Comparison:
 
     def with_factors(self, *, bandwidth: float = 1.0, compute: float = 1.0) -> "Comparison":
         """The same prefix at other speeds."""
-        return replace(
-            self,
+        # Written out: `dataclasses.replace` takes three times as long, and a search for flips makes dozens.
+        return Comparison(
+            tokens=self.tokens,
+            bytes_per_token=self.bytes_per_token,
+            const_bytes=self.const_bytes,
             bytes_per_s=self.bytes_per_s * bandwidth,
+            fixed_s=self.fixed_s,
             linear_s=self.linear_s / compute,
             quadratic_s=self.quadratic_s / compute,
+            hidden_s=self.hidden_s,
+            utilisation_ratio=self.utilisation_ratio,
         )
 
 
@@ -122,32 +136,34 @@ class Flip:
 
 def flips(comparison: Comparison) -> tuple[Flip, ...]:
     """Nearest verdict changes along bandwidth and compute speed, nearest first; searched over two decades each way."""
-    found = []
-    for name in ("bandwidth", "compute"):
-        for direction in (1, -1):
-            flip = _flip(comparison, name, direction)
-            if flip is not None:
-                found.append(flip)
-    return tuple(sorted(found, key=lambda flip: flip.distance))
+    if comparison.verdict() == "no_verdict":
+        return ()
+    found: list[Flip | None] = []
+    for direction in (1, -1):
+        bandwidth = _flip(comparison, "bandwidth", direction)
+        # Without fixed or hidden time only the ratio of the two speeds counts: compute flips at the inverse factor.
+        if comparison.fixed_s == comparison.hidden_s == 0 and bandwidth is not None:
+            found += [bandwidth, Flip(input="compute", factor=1 / bandwidth.factor, becomes=bandwidth.becomes)]
+        elif comparison.fixed_s == comparison.hidden_s == 0:
+            found.append(None)
+        else:
+            found += [bandwidth, _flip(comparison, "compute", direction)]
+    return tuple(sorted((flip for flip in found if flip is not None), key=lambda flip: flip.distance))
 
 
-def _flip(comparison: Comparison, name: str, direction: int) -> Flip | None:
+def _flip(comparison: Comparison, name: Literal["bandwidth", "compute"], direction: int) -> Flip | None:
     now = comparison.verdict()
-    if now == "no_verdict":
-        return None
 
     def at(exponent: float) -> Verdict:
-        return comparison.with_factors(**{name: 10 ** (direction * exponent)}).verdict()
+        factor = 10 ** (direction * exponent)
+        return comparison.with_factors(**{name: factor}).verdict()
 
-    low, high = 0.0, 0.0
-    step = 0.25
+    low, high = 0.0, _SEARCH_STEP
     while high < _SEARCH_DECADES and at(high) == now:
-        low, high = high, high + step
+        low, high = high, high + _SEARCH_STEP
     if at(high) == now:
         return None
-    for _ in range(12):
+    for _ in range(_SEARCH_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if at(middle) == now else (low, middle)
-    return Flip(
-        input="bandwidth" if name == "bandwidth" else "compute", factor=10 ** (direction * high), becomes=at(high)
-    )
+    return Flip(input=name, factor=10 ** (direction * high), becomes=at(high))

@@ -198,7 +198,7 @@ FeedForward = DenseFeedForward | MoeFeedForward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer. `extra_matmul_params` are further replicated projections, `other_params` norms and the like."""
+    """One decoder layer; `extra_matmul_params`: further replicated projections, `other_params`: norms and the like."""
 
     hidden_size: int
     mixer: Mixer | None

@@ -7,7 +7,7 @@ vLLM does). Copies are counted, not assumed away: GQA beyond its KV heads, MLA o
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 from kvbench.core.errors import UsageError
 from kvbench.core.kv_format import KvFormat, head_row_bytes, latent_row_bytes, resident_tokens, state_bytes
@@ -15,21 +15,23 @@ from kvbench.core.layers import Attention, LatentAttention, Layer, RecurrentStat
 from kvbench.core.model import Model
 
 CpMode = Literal["all-gather", "ring", "layer-split", "dcp"]
-CP_MODES: tuple[str, ...] = get_args(CpMode)
+CpOrder = Literal["zigzag", "contiguous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """Ranks and what each dimension divides.
 
-    `cp_mode`: `all-gather` (every CP rank ends with the whole cache), `ring` (each keeps its token share), `layer-split`
-    (each keeps its share of the layers), `dcp` (decode CP: attention-TP ranks that hold the same heads share tokens).
+    `cp_mode`: `all-gather` (every CP rank ends with the whole cache), `ring` (each keeps its token share),
+    `layer-split` (each keeps its share of the layers), `dcp` (decode CP: attention-TP ranks that hold the same heads
+    share tokens). In `contiguous` token order the last CP rank has the most causal pairs; `zigzag` balances them.
     """
 
     tp: int = 1
     pp: int = 1
     cp: int = 1
     cp_mode: CpMode = "all-gather"
+    cp_order: CpOrder = "zigzag"
     dp_attention: int = 1
     ep: int = 1
 
@@ -37,6 +39,21 @@ class Parallelism:
     def attention_tp(self) -> int:
         """Ranks that divide attention heads for one request."""
         return self.tp // (self.dp_attention * (1 if self.cp_mode == "dcp" else self.cp))
+
+    @property
+    def attention_imbalance(self) -> float:
+        """Attention time of the busiest CP rank over the mean: (2g-1)/g for contiguous shards, else 1."""
+        g = self.token_shards
+        return (2 * g - 1) / g if self.cp_order == "contiguous" else 1.0
+
+    def label(self) -> str:
+        """`TP 8 PP 2`: the dimensions that are not 1, TP always."""
+        parts = [f"TP {self.tp}"]
+        parts += [f"PP {self.pp}"] if self.pp > 1 else []
+        parts += [f"CP {self.cp} {self.cp_mode}"] if self.cp > 1 else []
+        parts += [f"DP attention {self.dp_attention}"] if self.dp_attention > 1 else []
+        parts += [f"EP {self.ep}"] if self.ep > 1 else []
+        return " ".join(parts)
 
     @property
     def ranks(self) -> int:
@@ -66,7 +83,9 @@ def check_parallelism(model: Model, parallelism: Parallelism) -> None:
             f"tp {p.tp} is not divisible by dp_attention × cp = {inner}; attention TP is tp / (dp_attention × cp)"
         )
     if p.pp > len(model.layers):
-        raise UsageError(f"pp {p.pp} exceeds the {len(model.layers)} layers of {model.name}; use pp <= {len(model.layers)}")
+        raise UsageError(
+            f"pp {p.pp} exceeds the {len(model.layers)} layers of {model.name}; use pp <= {len(model.layers)}"
+        )
     if p.tp % p.ep:
         raise UsageError(f"ep {p.ep} does not divide tp {p.tp}; expert parallelism spreads experts over the tp ranks")
     _check_heads(model, p)
@@ -86,8 +105,8 @@ def _check_heads(model: Model, p: Parallelism) -> None:
             )
         if p.cp_mode == "dcp" and isinstance(mixer, Attention) and p.cp > max(1, tp // mixer.kv_heads):
             raise UsageError(
-                f"cp {p.cp} in mode dcp exceeds the {max(1, tp // mixer.kv_heads)} attention-TP ranks that hold the same "
-                f"KV head of {model.name}; raise tp or lower cp"
+                f"cp {p.cp} in mode dcp exceeds the {max(1, tp // mixer.kv_heads)} attention-TP ranks that hold the "
+                f"same KV head of {model.name}; raise tp or lower cp"
             )
     if p.cp_mode == "dcp" and tp % p.cp:
         raise UsageError(f"cp {p.cp} in mode dcp does not divide attention TP {tp}")
@@ -194,9 +213,7 @@ class CacheLayout:
         else:
             index = mixer.indexer.row_bytes() if mixer.indexer else 0
             rank = unique = latent_row_bytes(mixer, self.kv_format.kv_dtype) + index
-        return _RowGroup(
-            layers=count, mixer=mixer, rank_row_bytes=rank, unique_row_bytes=unique, index_row_bytes=index
-        )
+        return _RowGroup(layers=count, mixer=mixer, rank_row_bytes=rank, unique_row_bytes=unique, index_row_bytes=index)
 
     def _rank_bytes(self, stage: _Stage, tokens: int, cp_rank: int) -> tuple[int, int, int]:
         """Bytes of one rank: all, index key, state."""

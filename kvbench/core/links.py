@@ -43,7 +43,7 @@ class Rate:
 def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier_bytes_per_s: float | None = None) -> Rate:
     """Rate of one of `concurrent_ranks` ranks that load from private buffers at the same time.
 
-    B_r = min(tier, pcie, uplink / ranks on it, host_total / k, storage_total / k). Ignores queueing; see `queue_time_s`.
+    B_r = min(tier, pcie, uplink / ranks on it, host_total / k, storage_total / k). Ignores queueing: `queue_time_s`.
     """
     on_uplink = min(limits.ranks_per_uplink, concurrent_ranks)
     return _slowest(

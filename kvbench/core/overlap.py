@@ -51,7 +51,32 @@ class TokenSplit:
     t_s: float
 
 
-def token_split(  # noqa: PLR0913 - the symbols of the formula, all by name
+def split_point(
+    *,
+    tokens: int,
+    linear_flop_per_token: float,
+    attention_flop_per_pair: float,
+    bytes_per_token: float,
+    flop_per_s: float,
+    bytes_per_s: float,
+    fixed_s: float = 0.0,
+) -> float:
+    """Where compute from the front and load from the back end together, not rounded to a token.
+
+    Per rank: compute C(x) = (a·x + b·x²)/P with a FLOP per token and b FLOP per token² (half the work of a causal
+    pair); load T0 + κ(N-x)/B. Equal at x* = [-(a+κρ) + sqrt((a+κρ)² + 4b(κNρ + T0·P))]/(2b), ρ = P/B, clamped to
+    [0, N]. The front is computed because a token needs only tokens before it, and early tokens attend to fewest.
+    """
+    rho = flop_per_s / bytes_per_s
+    target = bytes_per_token * tokens * rho + fixed_s * flop_per_s
+    slope = linear_flop_per_token + bytes_per_token * rho
+    if slope <= 0 and attention_flop_per_pair <= 0:
+        return float(tokens)
+    # The root without subtraction, so that b → 0 loses no digits.
+    return min(2 * target / (slope + sqrt(slope * slope + 4 * attention_flop_per_pair * target)), float(tokens))
+
+
+def token_split(
     *,
     tokens: int,
     linear_flop_per_token: float,
@@ -61,21 +86,20 @@ def token_split(  # noqa: PLR0913 - the symbols of the formula, all by name
     bytes_per_s: float,
     fixed_s: float = 0.0,
 ) -> TokenSplit:
-    """Best split point of the quadratic model, per rank.
-
-    Compute C(x) = (a·x + b·x²)/P with a FLOP per token and b FLOP per token² (half the work of a causal pair); load
-    T0 + κ(N-x)/B. Equal at x* = [-(a+κρ) + sqrt((a+κρ)² + 4b(κNρ + T0·P))]/(2b), ρ = P/B, clamped to [0, N].
-    The front is computed because a token needs only tokens before it, and early tokens have the cheapest attention.
-    """
-    a, b, kappa = linear_flop_per_token, attention_flop_per_pair, bytes_per_token
-    rho = flop_per_s / bytes_per_s
-    target = kappa * tokens * rho + fixed_s * flop_per_s
-    slope = a + kappa * rho
-    # The root is written without subtraction, so that b → 0 loses no digits.
-    root = 2 * target / (slope + sqrt(slope * slope + 4 * b * target)) if slope > 0 or b > 0 else float(tokens)
-    x = min(max(round(root), 0), tokens)
-    compute_s = (a * x + b * x * x) / flop_per_s
-    load_s = fixed_s + kappa * (tokens - x) / bytes_per_s if x < tokens else 0.0
+    """The split at the whole token next to `split_point`, with the time it takes."""
+    x = round(
+        split_point(
+            tokens=tokens,
+            linear_flop_per_token=linear_flop_per_token,
+            attention_flop_per_pair=attention_flop_per_pair,
+            bytes_per_token=bytes_per_token,
+            flop_per_s=flop_per_s,
+            bytes_per_s=bytes_per_s,
+            fixed_s=fixed_s,
+        )
+    )
+    compute_s = (linear_flop_per_token * x + attention_flop_per_pair * x * x) / flop_per_s
+    load_s = fixed_s + bytes_per_token * (tokens - x) / bytes_per_s if x < tokens else 0.0
     return TokenSplit(x_star=x, t_s=max(compute_s, load_s))
 
 
@@ -108,7 +132,30 @@ def layer_split_s(t_load_s: float, t_recompute_s: float) -> float:
 def suffix_break_even_tokens(
     *, layer_load_s: float, layer_compute_s: Callable[[int], float], limit_tokens: int = 1 << 24
 ) -> int | None:
-    """Smallest suffix S whose compute per layer hides the load of a layer: c(S) ≥ ℓ; None above `limit_tokens`."""
+    """Smallest suffix S whose compute per layer hides the load of a layer: c(S) ≥ ℓ; None above `limit_tokens`.
+
+    Compute is smooth, so every other step interpolates instead of halving the bracket.
+    """
     if layer_load_s <= 0:
         return 0
-    return smallest(lambda tokens: layer_compute_s(tokens) >= layer_load_s, low=1, high=limit_tokens)
+    low, low_s = 0, 0.0
+    high, high_s = 64, layer_compute_s(64)
+    while high_s < layer_load_s:
+        if high >= limit_tokens:
+            return None
+        low, low_s = high, high_s
+        high = min(2 * high, limit_tokens)
+        high_s = layer_compute_s(high)
+    interpolate = True
+    while high - low > 1:
+        middle = (low + high) // 2
+        if interpolate:
+            middle = low + ceil((high - low) * (layer_load_s - low_s) / (high_s - low_s))
+            middle = min(max(middle, low + 1), high - 1)
+        middle_s = layer_compute_s(middle)
+        if middle_s >= layer_load_s:
+            high, high_s = middle, middle_s
+        else:
+            low, low_s = middle, middle_s
+        interpolate = not interpolate
+    return high

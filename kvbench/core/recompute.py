@@ -115,8 +115,8 @@ class RecomputeModel:
 def comm_s_per_token(model: Model, layout: CacheLayout, rates: ComputeRates) -> tuple[float, ...]:
     """Seconds of collectives per new token, for each pipeline stage.
 
-    Two all-reduces per layer of hidden·2 bytes, each 2(n-1)/n of that over the all-reduce bus rate: after attention over
-    attention TP, after the feed-forward over all tp ranks (gather and scatter move as much under DP attention or CP).
+    Two all-reduces per layer of hidden·2 bytes, each 2(n-1)/n of that over the all-reduce bus rate: after attention
+    over attention TP, after the feed-forward over all tp ranks (gather and scatter move as much under DP or CP).
     All-gather CP adds (g-1)/g of the layer's cache rows; ring CP moves as much but overlaps with attention, so it is
     left out. Per-collective latency is not in it.
     """

@@ -54,7 +54,7 @@ def pipelined_s(alpha_s: float, load_s: float, collective_s: float, chunks: int)
     return alpha_s + load_s + collective_s + (chunks - 1) * max(load_s, collective_s)
 
 
-def restore_options(  # noqa: PLR0913 - the symbols of the formulas, all by name
+def restore_options(
     *,
     replica_bytes: int,
     ranks: int,
@@ -107,8 +107,12 @@ def restore_options(  # noqa: PLR0913 - the symbols of the formulas, all by name
         option(STRATEGIES[2], serial, single.limited_by, host=1, h2d=1, gpu=g - 1),
         option(STRATEGIES[3], collective(per_chunk / b_1, per_chunk), single.limited_by, host=1, h2d=1, gpu=g - 1),
         option(
-            STRATEGIES[4], collective(imbalance * per_chunk / (g * b_r), per_chunk), every.limited_by,
-            host=1, h2d=1, gpu=g - 1,
+            STRATEGIES[4],
+            collective(imbalance * per_chunk / (g * b_r), per_chunk),
+            every.limited_by,
+            host=1,
+            h2d=1,
+            gpu=g - 1,
         ),
         option(STRATEGIES[5], collective(per_chunk / (g * b_r), gather), every.limited_by, host=1, h2d=1, gpu=g - 1),
         option(STRATEGIES[6], native_s, every.limited_by, host=1, h2d=1, gpu=0, l1=1 / g),

@@ -127,8 +127,8 @@ class Terms:
 def layer_terms(layer: Layer, *, mla_kernel: MlaKernel = "expanded") -> Terms:
     """Terms of one whole layer: all ranks together, nothing counted twice.
 
-    Sources: MLA expanded 2·h·(d_nope+d_rope+d_v) per pair, absorbed 2·h·(2·r_kv+d_rope); DSA runs the absorbed core over
-    `top_k` tokens and scores every pair with 2·n_idx·d_idx. See docs/load-vs-recompute.md.
+    Sources: MLA expanded 2·h·(d_nope+d_rope+d_v) per pair, absorbed 2·h·(2·r_kv+d_rope); DSA runs the absorbed core
+    over `top_k` tokens and scores every pair with 2·n_idx·d_idx. See docs/load-vs-recompute.md.
     """
     mixer = layer.mixer
     per_token = Work(
@@ -197,9 +197,10 @@ def model_terms(model: Model, *, mla_kernel: MlaKernel = "expanded") -> Terms:
 def rank_terms(layer: Layer, parallelism: Parallelism, *, replicated_work: bool = True) -> Terms:
     """Terms of one layer on the busiest rank.
 
-    Token shards (CP) divide the tokens and, in a balanced order (zigzag, interleave), the pairs. Attention is divided by
-    attention TP, the feed-forward by all tp ranks. Every rank repeats router, MLA down-projections, indexer projections
-    and scores, and the K/V projections of shared heads; `replicated_work=False` divides these too, as most calculators do.
+    Token shards (CP) divide the tokens and, in zigzag order, the pairs. Attention is divided
+    by attention TP, the feed-forward by all tp ranks. Every rank repeats router, MLA down-projections, indexer
+    projections and scores, and the K/V projections of shared heads; `replicated_work=False` divides these too, as most
+    calculators do.
     """
     p, whole = parallelism, layer_terms(layer)
     even = 1 / p.tp
@@ -218,8 +219,8 @@ def rank_terms(layer: Layer, parallelism: Parallelism, *, replicated_work: bool 
             replicated=whole.per_token.replicated * repeated,
             recurrent=whole.per_token.recurrent / p.attention_tp,
         ),
-        attention={kind: flop * heads for kind, flop in whole.attention.items()},
-        index=whole.index * repeated,
+        attention={kind: flop * heads * p.attention_imbalance for kind, flop in whole.attention.items()},
+        index=whole.index * repeated * p.attention_imbalance,
         expansion=whole.expansion * heads,
     )
 

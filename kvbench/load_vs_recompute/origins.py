@@ -86,7 +86,9 @@ def point_origins(scenario: Scenario) -> Mapping[str, Origin]:
     origins = {name: _origin(name, name in measured) for name in _FORMULAS}
     asked = Origin(provenance="spec", source="command line")
     origins |= dict.fromkeys(_ASKED, asked)
-    origins["models"] = Origin(provenance="spec", source="model catalogue or config.json, named per model")
+    catalogue = Origin(provenance="spec", source="model catalogue or config.json, named per model")
+    published = ("models.published_total_params", "models.published_active_params")
+    origins |= dict.fromkeys((*published, "models.layers"), catalogue)
     measured_here = Origin(provenance="measured", source="this host, raw samples kept")
     origins |= dict.fromkeys(("measured_paths", "measured_prefill", "checks"), measured_here)
     return origins

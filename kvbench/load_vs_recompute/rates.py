@@ -57,7 +57,9 @@ def model_rates(scenario: Scenario, weight_dtype: str) -> Rates:
 def _peak(scenario: Scenario, dtype: str) -> float:
     peak = scenario.peak_flop_per_s or scenario.gpu.peak_flop_per_s(dtype)
     if peak is None:
-        raise UsageError(f"{scenario.gpu.name} has no published {dtype} peak; give --peak-flops, like --peak-flops 989e12")
+        raise UsageError(
+            f"{scenario.gpu.name} has no published {dtype} peak; give --peak-flops, like --peak-flops 989e12"
+        )
     return peak
 
 

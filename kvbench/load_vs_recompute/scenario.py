@@ -10,7 +10,7 @@ from kvbench.core.gpu import Gpu
 from kvbench.core.kv_format import KvFormat
 from kvbench.core.layout import Parallelism
 from kvbench.core.provenance import Origin
-from kvbench.core.units import parse_bandwidth, parse_bytes, parse_duration
+from kvbench.core.units import parse_bandwidth, parse_duration
 from kvbench.results.host_paths import Limit, LimitName, MeasuredPath
 from kvbench.results.prefill import PrefillMeasurement
 
@@ -48,7 +48,7 @@ class TierRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One call of `load-vs-recompute`. Lists sweep: every model × tp × tokens × suffix × tier is a point.
+    """One call of `load-vs-recompute`. Lists sweep: every model × layout × KV format × tier × suffix × prefix length.
 
     `efficiency` is "auto" (priors per kernel kind) or an MFU. `loads_per_s` is the arrival rate of loads on one rank's
     path, for the queue. `prefill` replaces the compute model by a measurement on this host.
@@ -58,7 +58,7 @@ class Scenario:
     tokens: tuple[int, ...]
     suffixes: tuple[int, ...] = (0,)
     layouts: tuple[Parallelism, ...] = (Parallelism(),)
-    kv_format: KvFormat = KvFormat()
+    kv_formats: tuple[KvFormat, ...] = (KvFormat(),)
     gpu: Gpu
     peak_flop_per_s: float | None = None
     weight_dtype: str | None = None
@@ -94,13 +94,13 @@ def check_scenario(scenario: Scenario) -> None:
         raise UsageError(f"--concurrency {scenario.concurrent_ranks} must be 1 or more ranks")
     if scenario.expert_imbalance < 1:
         raise UsageError(f"--expert-imbalance {scenario.expert_imbalance:g} must be 1 (balanced) or more")
-    page = scenario.kv_format.page_tokens
+    page = scenario.kv_formats[0].page_tokens
     if page is not None and page < 1:
         raise UsageError(f"--page-tokens {page} must be 1 or more")
 
 
 def parse_tier_rate(text: str) -> TierRate:
-    """A modelled tier: `dram=50GB/s`, `file=7GB/s,100us`, `file=7GB/s,100us,per-rank`, `remote=400Gbit/s,1ms,shared`."""
+    """A modelled tier: `dram=50GB/s`, `file=7GB/s,100us`, `file=7GB/s,per-rank`, `remote=400Gbit/s,1ms,shared`."""
     name, _, values = text.partition("=")
     parts = [part.strip() for part in values.split(",")]
     if not name.strip() or not values:
@@ -123,7 +123,9 @@ def parse_limit(text: str) -> Limit:
         if known == name.strip():
             break
     else:
-        raise UsageError(f"--limit {text!r} names no known limit; use one of {', '.join(_LIMIT_NAMES)}, like pcie=50GB/s")
+        raise UsageError(
+            f"--limit {text!r} names no known limit; use one of {', '.join(_LIMIT_NAMES)}, like pcie=50GB/s"
+        )
     if known.startswith("alpha_"):
         number = parse_duration(value)
     elif known in ("ranks_per_uplink", "sockets"):
@@ -146,8 +148,3 @@ def parse_hit_share(text: str) -> tuple[str, float]:
     if not name or not 0 <= share <= 1:
         raise UsageError(f"--hit {text!r} is not a share between 0 and 1; write it like dram=0.14 or miss=8%")
     return name.strip(), share
-
-
-def parse_claimed_bytes(text: str) -> int:
-    """A claimed cache size per token: `512KiB`."""
-    return parse_bytes(text)

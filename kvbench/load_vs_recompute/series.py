@@ -14,7 +14,7 @@ from kvbench.core.links import LinkLimits, Rate, queue_time_s, rank_rate, utilis
 from kvbench.core.model import Model
 from kvbench.core.overlap import exposed_s, layer_split_s, smallest, suffix_break_even_tokens
 from kvbench.core.recompute import RecomputeModel, has_latent_attention
-from kvbench.core.restore import STRATEGIES, Restore, restore_options
+from kvbench.core.restore import STRATEGIES, Restore, hashed_imbalance, restore_options
 from kvbench.core.work import Terms, Work, active_params_terms, model_terms
 from kvbench.load_vs_recompute.scenario import Scenario, TierRate
 from kvbench.results.load_vs_recompute import Curve, Point
@@ -30,7 +30,7 @@ _CURVE_LOW, _CURVE_HIGH = 64, 131072
 class RecomputeTime(Protocol):
     """Seconds to compute `new` tokens after `cached`: the model's formula, or a fit measured on this host."""
 
-    def seconds(self, new: int, cached: int = 0) -> float: ...  # noqa: D102 - the class says it
+    def seconds(self, new: int, cached: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class Series:
         """Active parameters of the rule of thumb: what the user said, else what the publisher says."""
         published = self.entry.published_active_params
         return self.scenario.active_params or (int(published) if published else None)
+
+    @cached_property
+    def _params(self) -> tuple[int, int]:
+        return self.model.total_params(), self.model.matmul_params_per_token()
 
     @cached_property
     def whole_terms(self) -> Terms:
@@ -107,7 +111,8 @@ class Series:
     @cached_property
     def cached_layers(self) -> int:
         """Layers of the busiest stage that hold any cache: the chunks of a layer-wise load."""
-        return max(1, max(sum(group.layers for group in stage.rows) + stage.state_layers for stage in self.layout.stages))
+        stages = [sum(group.layers for group in stage.rows) + stage.state_layers for stage in self.layout.stages]
+        return max(1, *stages)
 
     @cached_property
     def growing_bytes_per_token(self) -> float:
@@ -117,7 +122,8 @@ class Series:
         return self.layout.bytes_per_token() / (p.cp if sharded else 1)
 
     def strategies(self, cache: CacheBytes) -> tuple[Restore, ...]:
-        """Every way to restore this prefix to the ranks that need the same bytes."""
+        """Every way to restore this prefix to the ranks that need the same bytes; hashing spreads whole pages."""
+        page = self.layout.kv_format.page_tokens
         return restore_options(
             replica_bytes=cache.rank_bytes,
             ranks=self.identical_ranks,
@@ -126,6 +132,7 @@ class Series:
             concurrent_ranks=self.concurrent_ranks,
             tier_bytes_per_s=None if self.tier.shared else self.tier.bytes_per_s,
             tier_latency_s=self.tier.latency_s,
+            imbalance=hashed_imbalance(self.identical_ranks, -(-cache.tokens // page)) if page else 1.0,
         )
 
     def comparison(self, tokens: int, suffix_tokens: int = 0, cache: CacheBytes | None = None) -> Comparison:
@@ -137,7 +144,9 @@ class Series:
         queue_s = queue_time_s(loads_per_s=self.scenario.loads_per_s, service_s=fixed_s + wire_s)
         growing = min(self.growing_bytes_per_token, cache.rank_bytes / tokens)
         half_s, whole_s = self.recompute.seconds(tokens // 2), self.recompute.seconds(tokens)
-        quadratic_s = max(0.0, 2 * (whole_s - 2 * half_s) / tokens**2) if tokens % 2 == 0 else self._odd_curvature(tokens)
+        quadratic_s = (
+            max(0.0, 2 * (whole_s - 2 * half_s) / tokens**2) if tokens % 2 == 0 else self._odd_curvature(tokens)
+        )
         return Comparison(
             tokens=tokens,
             bytes_per_token=growing,
@@ -186,6 +195,7 @@ class Series:
             model=self.model.name,
             tokens=tokens,
             suffix_tokens=suffix_tokens,
+            layout=p.label(),
             tp=p.tp,
             pp=p.pp,
             cp=p.cp,
@@ -247,8 +257,8 @@ class Series:
         flop_per_s = rank.total / floor_s if floor_s else None
         absorbed = self._absorbed_terms.at(tokens).attention if self._absorbed_terms else None
         return {
-            "params_total": self.entry.params_total,
-            "matmul_params_per_token": self.entry.matmul_params_per_token,
+            "params_total": self._params[0],
+            "matmul_params_per_token": self._params[1],
             "flops_mode": self.scenario.flops_mode,
             "flops_linear": round(whole.linear),
             "flops_attention": round(whole.attention),
@@ -259,7 +269,7 @@ class Series:
             "flops_per_rank": round(rank.total),
             "flops_per_rank_div_tp": round(whole.total / self.parallelism.ranks),
             "flops_per_rank_active_params": None if active is None else round(active),
-            "i_cache": rank.total / cache.rank_bytes,
+            "i_cache": rank.total / cache.rank_bytes if cache.rank_bytes else None,
             "i_hardware": None if flop_per_s is None else flop_per_s / self.rate.bytes_per_s,
         }
 
@@ -288,9 +298,7 @@ class Series:
         floor_s = self.floor.seconds(tokens) if self.floor else None
         active_s = None
         if self.floor is not None and self._active_terms is not None:
-            flat = RecomputeModel(
-                stages=(self._active_terms,), comm_s_per_token=(0.0,), rates=self.floor.rates
-            )
+            flat = RecomputeModel(stages=(self._active_terms,), comm_s_per_token=(0.0,), rates=self.floor.rates)
             active_s = flat.seconds(tokens) / self.parallelism.ranks
         return {
             "t_recompute_s": t_s,
@@ -335,12 +343,14 @@ class Series:
         grid.append(high)
         points = [self.comparison(n) for n in grid]
         crossings = [
-            self._crossing(n, m) for n, m, a, b in zip(grid, grid[1:], points, points[1:], strict=False)
+            self._crossing(n, m)
+            for n, m, a, b in zip(grid, grid[1:], points, points[1:], strict=False)
             if (a.ratio > 1) != (b.ratio > 1)
         ]
         return Curve(
             model=self.model.name,
-            tp=self.parallelism.tp,
+            layout=self.parallelism.label(),
+            kv_dtype=self.layout.kv_format.kv_dtype,
             tier=self.tier.name,
             tokens=tuple(grid),
             t_load_s=tuple(point.t_load_s for point in points),
@@ -356,7 +366,3 @@ class Series:
 
 def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
-
-
-
-

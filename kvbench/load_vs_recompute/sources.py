@@ -51,7 +51,9 @@ def saved_limits(documents: Iterable[tuple[Path, Document[Any]]], option: str) -
 def _field(file: Path, document: Document[Any], name: str, option: str) -> tuple[Any, ...]:
     values = getattr(document.result, name, None)
     if values is None:
-        raise UsageError(f"{file}: a result of kind {document.kind!r} holds no {name}; {option} takes a result that does")
+        raise UsageError(
+            f"{file}: a result of kind {document.kind!r} holds no {name}; {option} takes a result that does"
+        )
     return tuple(values)
 
 
@@ -88,7 +90,9 @@ def merged_tiers(*sources: Sequence[TierRate]) -> tuple[TierRate, ...]:
 def link_limits(limits: Sequence[Limit], tier: TierRate) -> LinkLimits:
     """The ceilings for one tier; of limits named twice the last one holds. A shared tier is one more ceiling."""
     values = {limit.name: limit.value for limit in limits}
-    storage = min((v for v in (values.get("storage_total"), tier.bytes_per_s if tier.shared else None) if v), default=None)
+    storage = min(
+        (v for v in (values.get("storage_total"), tier.bytes_per_s if tier.shared else None) if v), default=None
+    )
     on_storage = tier.name in SHARED_TIERS
     return LinkLimits(
         pcie=values.get("pcie"),
@@ -108,7 +112,9 @@ def link_limits(limits: Sequence[Limit], tier: TierRate) -> LinkLimits:
 def gpu_limits(gpu: Gpu, allgather_bytes_per_s: float | None) -> tuple[Limit, ...]:
     """Ceilings the GPU itself sets: its host link at theory, and a prior for collectives."""
     limits = []
-    host, kind = (gpu.c2c_theory_bytes_per_s, "C2C") if gpu.c2c_theory_bytes_per_s else (gpu.pcie_theory_bytes_per_s, "PCIe")
+    host, kind = (
+        (gpu.c2c_theory_bytes_per_s, "C2C") if gpu.c2c_theory_bytes_per_s else (gpu.pcie_theory_bytes_per_s, "PCIe")
+    )
     if host is not None:
         origin = Origin(provenance="spec", source=f"{kind} theory of {gpu.name} ({gpu.source})")
         limits.append(Limit(name="pcie", value=host, origin=origin))

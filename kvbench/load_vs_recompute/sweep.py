@@ -14,10 +14,11 @@ from kvbench.core.claims import (
 )
 from kvbench.core.compare import MAX_UTILISATION
 from kvbench.core.errors import UsageError
+from kvbench.core.kv_format import KvFormat
 from kvbench.core.layout import CacheLayout, Parallelism, check_parallelism
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.core.recompute import RecomputeModel, comm_s_per_token
-from kvbench.core.work import active_params_terms, divided_terms, stage_terms
+from kvbench.core.work import Terms, active_params_terms, divided_terms, stage_terms
 from kvbench.load_vs_recompute.origins import point_origins
 from kvbench.load_vs_recompute.rates import Rates, gpu_label, model_rates
 from kvbench.load_vs_recompute.scenario import Scenario, check_scenario
@@ -54,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRecompute:
-    """T_recompute from a fit measured on this host; tokens after a cached prefix cost the difference of two prefills."""
+    """T_recompute from a fit measured on this host; tokens after a prefix cost the difference of two prefills."""
 
     prefill: PrefillMeasurement
 
@@ -99,40 +100,42 @@ class _Run:
         """Every combination, model by model."""
         self.warn(*check_shares(self.scenario.hit_shares) if self.scenario.hit_shares else ())
         for entry in self.scenario.entries:
-            progress(f"{entry.model.name}: {len(self.scenario.layouts)} layouts")
+            progress(f"comparing {entry.model.name}")
             for parallelism in self.scenario.layouts:
                 try:
                     check_parallelism(entry.model, parallelism)
                     self.layout_points(entry, parallelism)
                 except UsageError as error:
-                    if len(self.scenario.layouts) * len(self.scenario.entries) == 1:
+                    if len(self.scenario.layouts) * len(self.scenario.entries) * len(self.scenario.kv_formats) == 1:
                         raise
-                    self.skipped.append(Skipped(model=entry.model.name, tp=parallelism.tp, reason=str(error)))
+                    self.skipped.append(Skipped(model=entry.model.name, layout=parallelism.label(), reason=str(error)))
 
     def layout_points(self, entry: CatalogueEntry, parallelism: Parallelism) -> None:
-        """All tiers and prefix lengths of one model on one layout."""
-        for series in self.series(entry, parallelism):
-            for suffix_tokens in self.scenario.suffixes:
-                self.points.extend(series.point(tokens, suffix_tokens) for tokens in self.scenario.tokens)
-            self.curves.append(series.curve(self.scenario.tokens))
-            self.check_point_limits(series)
+        """All cache formats, tiers and prefix lengths of one model on one layout."""
+        for kv_format in self.scenario.kv_formats:
+            for series in self.series(entry, parallelism, kv_format):
+                for suffix_tokens in self.scenario.suffixes:
+                    self.points.extend(series.point(tokens, suffix_tokens) for tokens in self.scenario.tokens)
+                self.curves.append(series.curve(self.scenario.tokens))
+                self.check_point_limits(series)
         if self.scenario.hit_shares:
             self.mix(entry, parallelism)
 
-    def series(self, entry: CatalogueEntry, parallelism: Parallelism) -> list[Series]:
+    def series(self, entry: CatalogueEntry, parallelism: Parallelism, kv_format: KvFormat) -> list[Series]:
         """One series per tier, sharing everything else."""
         scenario = self.scenario
-        layout = CacheLayout(entry.model, parallelism, scenario.kv_format)
+        layout = CacheLayout(entry.model, parallelism, kv_format)
         if scenario.flops_mode == "active-params":
             active = scenario.active_params or entry.published_active_params
             if not active:
-                raise UsageError(f"{entry.model.name} has no published active parameters; give --active-params, like 22e9")
-            stages = (divided_terms(active_params_terms(entry.model, int(active)), parallelism.ranks),)
-        elif scenario.rank_work == "even":
-            even = stage_terms(entry.model, parallelism, replicated_work=False)
-            stages = even
+                raise UsageError(
+                    f"{entry.model.name} has no published active parameters; give --active-params, like 22e9"
+                )
+            stages: tuple[Terms, ...] = (
+                divided_terms(active_params_terms(entry.model, int(active)), parallelism.ranks),
+            )
         else:
-            stages = stage_terms(entry.model, parallelism)
+            stages = stage_terms(entry.model, parallelism, replicated_work=scenario.rank_work == "exact")
         recompute: RecomputeTime
         floor: RecomputeModel | None = None
         limits: tuple[Limit, ...] = scenario.limits
@@ -191,13 +194,16 @@ class _Run:
                 Warning_(
                     code="saturated",
                     message=(
-                        f"{series.tier.name} would be {busiest:.0%} busy with {scenario.loads_per_s:g} loads/s per rank; "
+                        f"{series.tier.name} would be {busiest:.0%} busy at {scenario.loads_per_s:g} loads/s per rank; "
                         f"no verdict from {MAX_UTILISATION:.0%} on, waiting grows without bound"
                     ),
                     remedy="lower --loads-per-s, or give a faster tier",
                 )
             )
         longest = max(scenario.tokens)
+        if scenario.prefill is not None:
+            extrapolated = scenario.prefill.extrapolation_warning(longest)
+            self.warn(*((extrapolated,) if extrapolated else ()), *scenario.prefill.warnings)
         if model.max_context_tokens is not None and longest > model.max_context_tokens:
             self.warn(
                 Warning_(
@@ -213,12 +219,12 @@ class _Run:
     def mix(self, entry: CatalogueEntry, parallelism: Parallelism) -> None:
         """E[T] over the claimed outcomes, and whether the claimed rate can be."""
         scenario = self.scenario
-        series = {one.tier.name: one for one in self.series(entry, parallelism)}
+        series = {one.tier.name: one for one in self.series(entry, parallelism, scenario.kv_formats[0])}
         any_series = next(iter(series.values()))
         unknown = [n for n in scenario.hit_shares if n not in {*series, "miss", "hbm"}]
         if unknown:
             raise UsageError(
-                f"--hit {unknown[0]} is not a tier of this run; use one of {', '.join(series)}, hbm or miss, or add --tier"
+                f"--hit {unknown[0]} is not a tier of this run; use {', '.join(series)}, hbm or miss, or add --tier"
             )
         for tokens in scenario.tokens:
             times = {name: one.comparison(tokens).t_load_s for name, one in series.items()}
@@ -229,7 +235,7 @@ class _Run:
                 ExpectedTime(
                     model=entry.model.name,
                     tokens=tokens,
-                    tp=parallelism.tp,
+                    layout=parallelism.label(),
                     expected_s=expected_time_s(scenario.hit_shares, times),
                     shares=shares,
                 )
@@ -275,7 +281,7 @@ def _summary(entry: CatalogueEntry) -> ModelSummary:
         model=entry.model.name,
         hf=entry.hf,
         source=entry.source,
-        params_total=entry.params_total,
+        params_total=entry.model.total_params(),
         params_note=entry.total_note,
         published_total_params=entry.published_total_params,
         published_active_params=entry.published_active_params,
@@ -297,15 +303,14 @@ def _tier_input(scenario: Scenario, index: int) -> Input:
 
 
 def _checks(prefill: PrefillMeasurement | None) -> tuple[Check, ...]:
-    if prefill is None or prefill.held_out_tokens is None:
+    if prefill is None or prefill.held_out is None:
         return ()
+    held_out = prefill.held_out
     return (
         Check(
             what="prefill of the measured layers",
-            tokens=prefill.held_out_tokens,
-            predicted_s=prefill.held_out_predicted_s or 0.0,
-            measured_s=prefill.held_out_measured_s or 0.0,
+            tokens=held_out.tokens,
+            predicted_s=held_out.predicted_s,
+            measured_s=held_out.measured_s,
         ),
     )
-
-

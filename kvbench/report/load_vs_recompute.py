@@ -1,12 +1,19 @@
 """Draws the answer of `load-vs-recompute`: the verdict first, then the comparison, its curves, and the evidence."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
 from kvbench.core.compare import Verdict
-from kvbench.core.units import format_bandwidth, format_bytes, format_count, format_duration, format_flop
+from kvbench.core.units import (
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_flop,
+    format_flop_rate,
+)
 from kvbench.report.page import Figure, page
 from kvbench.report.plots import LinePlot, MarkedPoint, Series, line_plot_svg, print_plot
 from kvbench.report.tables import TextTable, Tone, print_notes, print_tables, print_verdict
@@ -28,16 +35,16 @@ _TONES: dict[Verdict, Tone] = {
     "no_verdict": "unsure",
 }
 _STRATEGY_NAMES = {
-    "per_rank_host_copies": "a  per-rank host copies",
-    "shared_memory_direct": "b  shared memory, direct",
-    "fixed_source_broadcast_serial": "c  fixed source + broadcast, serial",
-    "fixed_source_broadcast_pipelined": "c  fixed source + broadcast, pipelined",
-    "hashed_source_broadcast_pipelined": "d  hashed source + broadcast",
-    "sharded_h2d_allgather_pipelined": "e  sharded H2D + all-gather",
-    "native_sequence_sharding": "f  native sequence sharding",
-    "layer_split": "g  layer split",
+    "per_rank_host_copies": "a per-rank copies",
+    "shared_memory_direct": "b shared buffer",
+    "fixed_source_broadcast_serial": "c broadcast, serial",
+    "fixed_source_broadcast_pipelined": "c broadcast, pipelined",
+    "hashed_source_broadcast_pipelined": "d hashed broadcast",
+    "sharded_h2d_allgather_pipelined": "e shard + all-gather",
+    "native_sequence_sharding": "f native sharding",
+    "layer_split": "g layer split",
 }
-_MOST_ROWS, _MOST_FIGURES, _DETAIL_POINTS = 40, 8, 6
+_MOST_ROWS, _MOST_FIGURES, _DETAIL_POINTS = 40, 8, 4
 
 
 def terminal(document: Document[LoadVsRecomputeResult], console: Console) -> None:
@@ -72,7 +79,9 @@ def html(document: Document[LoadVsRecomputeResult]) -> str:
 
 def _caption(plot: LinePlot) -> str:
     if plot.marked:
-        return "Where lines cross, loading and recomputing take equally long: " + ", ".join(m.label for m in plot.marked)
+        return "Where lines cross, loading and recomputing take equally long: " + ", ".join(
+            m.label for m in plot.marked
+        )
     return "The lines do not cross in this range: one side is faster at every prefix length shown."
 
 
@@ -82,19 +91,32 @@ def _verdict(result: LoadVsRecomputeResult) -> tuple[str, Tone, list[str]]:
         return "No point was compared.", "unsure", [skip.reason for skip in result.skipped]
     if len(points) == 1:
         return _point_sentence(points[0]), _TONES[points[0].verdict], _point_details(points[0], result)
-    if len(points) <= _DETAIL_POINTS:
-        return f"{_counts(points)}.", _common_tone(points), [_point_sentence(point) for point in points]
-    return f"{_counts(points)}, of {len(points)} points.", _common_tone(points), _crossings(result)
-
-
-def _counts(points: Sequence[Point]) -> str:
+    details = [_point_sentence(point) for point in points] if len(points) <= _DETAIL_POINTS else _crossings(result)
+    verdicts = {point.verdict for point in points}
+    if len(verdicts) == 1:
+        return _common_verdict(points), _TONES[points[0].verdict], details
     counts = Counter(point.verdict for point in points)
-    return ", ".join(f"{_WORDS[verdict]}: {count}" for verdict, count in counts.most_common())
+    parts = ", ".join(f"{_WORDS[verdict].lower()} at {count}" for verdict, count in counts.most_common())
+    return f"It depends: {parts} of {len(points)} points.", "neutral", details
 
 
-def _common_tone(points: Sequence[Point]) -> Tone:
-    tones = {_TONES[point.verdict] for point in points}
-    return tones.pop() if len(tones) == 1 else "neutral"
+def _common_verdict(points: Sequence[Point]) -> str:
+    ratios = [point.ratio for point in points if point.ratio]
+    low, high = (min(ratios), max(ratios)) if ratios else (0.0, 0.0)
+    match points[0].verdict:
+        case "load":
+            return f"Load, at all {len(points)} points: {_times(low)} to {_times(high)} faster than recomputing."
+        case "recompute":
+            return (
+                f"Recompute, at all {len(points)} points: {_times(1 / high)} to {_times(1 / low)} faster than loading."
+            )
+        case "split":
+            gains = [point.split_gain for point in points]
+            return f"Split, at all {len(points)} points: {_times(min(gains))} to {_times(max(gains))} over the better whole."
+        case "too_close":
+            return f"Too close to call at all {len(points)} points."
+        case "no_verdict":
+            return f"No verdict: the path is too busy at all {len(points)} points."
 
 
 def _where(point: Point) -> str:
@@ -102,12 +124,7 @@ def _where(point: Point) -> str:
 
 
 def _layout(point: Point) -> str:
-    parts = [f"TP {point.tp}"]
-    parts += [f"PP {point.pp}"] if point.pp > 1 else []
-    parts += [f"CP {point.cp} {point.cp_mode}"] if point.cp > 1 else []
-    parts += [f"DP attention {point.dp_attention}"] if point.dp_attention > 1 else []
-    parts += [f"EP {point.ep}"] if point.ep > 1 else []
-    return " ".join(parts)
+    return f"{point.layout} {point.kv_dtype}"
 
 
 def _point_sentence(point: Point) -> str:
@@ -135,27 +152,26 @@ def _times(ratio: float | None) -> str:
 
 
 def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
-    details = [
+    least = point.smallest_useful_tokens
+    from_tokens = f" and from {least:,.0f} tokens on" if least is not None and least >= 1 else ""
+    size = (
         f"{format_bytes(point.rank_bytes)} per rank, {format_bytes(point.node_bytes)} on all ranks, "
-        f"{format_bytes(point.unique_bytes)} unique ({point.replicas:.2g} copies of each byte); "
-        f"{format_flop(point.flops_per_rank)} per rank",
-        _intensity(point),
+        f"{format_bytes(point.unique_bytes)} unique ({point.replicas:.2g} copies of each byte)"
+    )
+    rate = (
         f"{format_bandwidth(point.rank_bytes_per_s)} per rank, limited by {point.limited_by}; "
-        f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}"
-        + (
-            f" and from {point.smallest_useful_tokens:,.0f} tokens on"
-            if point.smallest_useful_tokens is not None
-            else ""
-        ),
-        _flip_sentence(point),
-        _sure_sentence(point, result),
-    ]
+        f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
+    )
+    work = f"{format_flop(point.flops_per_rank)} per rank; {_intensity(point)}"
+    details = [size, work, rate, _flip_sentence(point), _sure_sentence(point, result)]
     if point.verdict == "split":
         details.append(f"without a split: {_WORDS[point.verdict_without_split].lower()}")
     return [detail for detail in details if detail]
 
 
 def _intensity(point: Point) -> str:
+    if point.i_cache is None:
+        return "no bytes to load"
     if point.i_hardware is None:
         return f"I_cache {_power(point.i_cache)} FLOP/B"
     relation = ">" if point.i_cache > point.i_hardware else "<"
@@ -196,9 +212,11 @@ def _sure_sentence(point: Point, result: LoadVsRecomputeResult) -> str:
 def _crossings(result: LoadVsRecomputeResult) -> list[str]:
     lines = []
     for curve in result.curves[:_MOST_FIGURES]:
-        name = f"{curve.model} TP {curve.tp} {curve.tier}"
+        name = f"{curve.model} {curve.layout} {curve.kv_dtype} {curve.tier}"
         if curve.crossover_tokens:
-            lines.append(f"{name}: load and recompute cross at {', '.join(f'{n:,}' for n in curve.crossover_tokens)} tokens")
+            lines.append(
+                f"{name}: load and recompute cross at {', '.join(f'{n:,}' for n in curve.crossover_tokens)} tokens"
+            )
         else:
             faster = "loading" if curve.t_load_s[0] < curve.t_recompute_s[0] else "recomputing"
             lines.append(f"{name}: {faster} is faster from {curve.tokens[0]:,} to {curve.tokens[-1]:,} tokens")
@@ -208,14 +226,20 @@ def _crossings(result: LoadVsRecomputeResult) -> list[str]:
 
 
 def _comparison(result: LoadVsRecomputeResult, most_rows: int) -> TextTable:
+    """One row per point; what all points share stands in the title."""
     shown = result.points[:most_rows]
     hidden = len(result.points) - len(shown)
+    names = ("model", "tokens", "layout", "tier", "bytes/rank", "load", "recompute", "ratio", "split", "verdict")
+    rows = [_comparison_row(point) for point in shown]
+    shared = [i for i in (0, 2, 3) if len({row[i] for row in rows}) == 1]
+    common = ", ".join([*(rows[0][i] for i in shared if rows), f"{result.gpu}, efficiency {result.efficiency}"])
+    kept = [i for i in range(len(names)) if i not in shared]
     return TextTable(
-        title=f"On {result.gpu}, efficiency {result.efficiency}",
-        columns=("model", "tokens", "layout", "tier", "per rank", "load", "recompute", "ratio", "split", "verdict"),
-        left=frozenset({"layout", "tier", "verdict"}),
-        rows=tuple(_comparison_row(point) for point in shown),
-        note=f"{hidden} more rows in --json and --html" if hidden else "ratio: recompute / load; split: best token split",
+        title=common,
+        columns=tuple(names[i] for i in kept),
+        left=frozenset({"model", "layout", "tier", "verdict"}),
+        rows=tuple(tuple(row[i] for i in kept) for row in rows),
+        note=f"{hidden} more rows in --json and --html" if hidden else "ratio = recompute / load; ? = may be otherwise",
     )
 
 
@@ -236,13 +260,13 @@ def _comparison_row(point: Point) -> tuple[str, ...]:
 
 
 def _plots(result: LoadVsRecomputeResult) -> list[LinePlot]:
-    groups: dict[tuple[str, int], list[Curve]] = {}
+    groups: dict[str, list[Curve]] = {}
     for curve in result.curves:
-        groups.setdefault((curve.model, curve.tp), []).append(curve)
-    return [_plot(model, tp, curves) for (model, tp), curves in groups.items()]
+        groups.setdefault(f"{curve.model}, {curve.layout}, {curve.kv_dtype}", []).append(curve)
+    return [_plot(name, curves) for name, curves in groups.items()]
 
 
-def _plot(model: str, tp: int, curves: Sequence[Curve]) -> LinePlot:
+def _plot(name: str, curves: Sequence[Curve]) -> LinePlot:
     series, marked = [], []
     first = curves[0]
     series.append(Series(name="recompute", points=_xy(first.tokens, first.t_recompute_s), dashed=True))
@@ -255,7 +279,7 @@ def _plot(model: str, tp: int, curves: Sequence[Curve]) -> LinePlot:
     if len(curves) == 1:
         series.append(Series(name="split", points=_xy(first.tokens, first.split_t_s), dashed=True))
     return LinePlot(
-        title=f"{model}, TP {tp}: time to have the prefix in GPU memory",
+        title=f"{name}: time to have the prefix in device memory",
         x_label="prefix tokens",
         y_label="time",
         series=tuple(series),
@@ -281,161 +305,118 @@ def _between(curve: Curve, tokens: int) -> float:
 def _evidence(result: LoadVsRecomputeResult) -> list[TextTable]:
     tables = []
     if 0 < len(result.points) <= _DETAIL_POINTS:
-        per_layout = list({(p.model, p.tokens, p.tp): p for p in result.points}.values())
-        tables += [_levels(result, per_layout), _bytes(per_layout), _work(per_layout), _recompute(per_layout)]
-        tables += [_load(result.points), _break_evens(result.points), *_strategies(result.points)]
+        tables = [_levels(result), _details(result.points), *_strategies(result.points)]
     tables += [_mix(result), _measured_layers(result), _paths(result), _checks(result)]
     tables += [_models(result.models), _inputs(result.inputs), _skipped(result)]
     return [table for table in tables if table.rows]
 
 
-def _levels(result: LoadVsRecomputeResult, points: Sequence[Point]) -> TextTable:
-    """The three ways to estimate T_recompute, side by side: rule of thumb, exact work, exact work at real speed."""
+def _labels(points: Sequence[Point]) -> tuple[str, ...]:
+    """A short heading per point: only what tells it from the others."""
+    parts = [(p.model, f"{p.tokens:,}", _layout(p), p.tier, f"+{p.suffix_tokens:,}") for p in points]
+    differing = [i for i in range(5) if len({part[i] for part in parts}) > 1] or [1]
+    return tuple(" ".join(part[i] for i in differing) for part in parts)
+
+
+def _levels(result: LoadVsRecomputeResult) -> TextTable:
+    """The three ways to estimate T_recompute, one under the other: rule of thumb, exact work, exact at real speed."""
     rows = []
-    for p in points:
+    for label, p in zip(_labels(result.points), result.points, strict=True):
         if p.t_recompute_active_params_s is not None and p.flops_per_rank_active_params is not None:
-            rows.append(_level("active params, peak", p, p.flops_per_rank_active_params, p.t_recompute_active_params_s))
+            rows.append(
+                _level(label, "active params, peak", p, p.flops_per_rank_active_params, p.t_recompute_active_params_s)
+            )
         if p.t_recompute_floor_s is not None and p.flops_mode == "exact":
-            rows.append(_level("exact FLOPs, peak", p, p.flops_per_rank, p.t_recompute_floor_s))
+            rows.append(_level(label, "exact FLOPs, peak", p, p.flops_per_rank, p.t_recompute_floor_s))
         if result.efficiency != "1.0":
-            name = f"{p.flops_mode} FLOPs, efficiency {result.efficiency}"
-            rows.append(_level(name, p, p.flops_per_rank, p.t_recompute_s))
+            name = "measured" if result.measured_prefill else f"{p.flops_mode} FLOPs, efficiency {result.efficiency}"
+            rows.append(_level(label, name, p, p.flops_per_rank, p.t_recompute_s))
     return TextTable(
         title="What each level of detail changes",
-        columns=("estimate", "prefix", "FLOP per rank", "recompute", "load", "ratio"),
+        columns=("prefix", "estimate", "FLOP/rank", "recompute", "load", "ratio"),
+        left=frozenset({"estimate"}),
         rows=tuple(rows),
-        note="the first line is the usual rule of thumb 2·Ψ_active·N + 4·N²·h_q·d·L/2",
+        note="active params: the rule of thumb 2·Ψ_active·N + 4·N²·h_q·d·L/2, divided by the ranks",
     )
 
 
-def _level(name: str, point: Point, flop: int, seconds: float) -> tuple[str, ...]:
+def _level(label: str, name: str, point: Point, flop: int, seconds: float) -> tuple[str, ...]:
     ratio = _times(seconds / point.t_load_s if point.t_load_s else None)
-    prefix = f"{point.model}, {point.tokens:,}"
-    return (name, prefix, format_flop(flop), format_duration(seconds), format_duration(point.t_load_s), ratio)
+    return (label, name, format_flop(flop), format_duration(seconds), format_duration(point.t_load_s), ratio)
 
 
-def _bytes(points: Sequence[Point]) -> TextTable:
+def _details(points: Sequence[Point]) -> TextTable:
+    """Every figure behind the comparison, one column per point."""
+    columns = [_detail_column(point) for point in points]
+    names = list(columns[0])
     return TextTable(
-        title="Bytes to move",
-        columns=("prefix", "layout", "KV dtype", "per token", "per rank", "all ranks", "unique", "copies", "index", "state"),
-        left=frozenset({"layout", "KV dtype"}),
-        rows=tuple(
-            (
-                f"{p.model}, {p.tokens:,}",
-                _layout(p),
-                p.kv_dtype,
-                format_bytes(p.bytes_per_token),
-                format_bytes(p.rank_bytes),
-                format_bytes(p.node_bytes),
-                format_bytes(p.unique_bytes),
-                f"{p.replicas:.3g}",
-                format_bytes(p.index_bytes),
-                format_bytes(p.state_bytes),
-            )
-            for p in points
-        ),
-        note="per rank is the fullest rank; per token is what one more token adds there, windows full",
+        title="The figures behind it",
+        columns=("", *_labels(points)),
+        rows=tuple((name, *(column[name] for column in columns)) for name in names if any(c[name] for c in columns)),
+        note="rank: the busiest; repeated: router, MLA down-projections, indexer, K/V of shared heads",
     )
 
 
-def _work(points: Sequence[Point]) -> TextTable:
-    return TextTable(
-        title="Work to recompute",
-        columns=("prefix", "linear", "attention", "index", "total", "per rank", "plain /ranks"),
-        rows=tuple(
-            (
-                f"{p.model}, {p.tokens:,}",
-                format_flop(p.flops_linear),
-                format_flop(p.flops_attention),
-                format_flop(p.flops_index),
-                format_flop(p.flops_total),
-                format_flop(p.flops_per_rank),
-                format_flop(p.flops_per_rank_div_tp),
-            )
-            for p in points
-        ),
-        note="per rank counts what every rank repeats: router, MLA down-projections, indexer, shared K/V heads",
-    )
+def _detail_column(p: Point) -> dict[str, str]:
+    return {
+        "bytes per token and rank": format_bytes(p.bytes_per_token),
+        "bytes per rank": format_bytes(p.rank_bytes),
+        "bytes on all ranks": format_bytes(p.node_bytes),
+        "unique bytes": format_bytes(p.unique_bytes),
+        "copies of each byte": f"{p.replicas:.3g}",
+        "  of a rank: index key": format_bytes(p.index_bytes) if p.index_bytes else "",
+        "  of a rank: recurrent state": format_bytes(p.state_bytes) if p.state_bytes else "",
+        "FLOP linear": format_flop(p.flops_linear),
+        "FLOP attention": format_flop(p.flops_attention),
+        "FLOP attention, absorbed": _or_empty(p.flops_attention_absorbed, format_flop),
+        "FLOP index scores": format_flop(p.flops_index) if p.flops_index else "",
+        "FLOP total": format_flop(p.flops_total),
+        "FLOP per rank, repeated counted": format_flop(p.flops_per_rank),
+        "FLOP per rank, plain division": format_flop(p.flops_per_rank_div_tp),
+        "I_cache": _or_empty(p.i_cache, "{:.3g} FLOP/B".format),
+        "I_hardware": _or_empty(p.i_hardware, "{:.3g} FLOP/B".format),
+        "load: rate per rank": format_bandwidth(p.rank_bytes_per_s),
+        "load: limited by": p.limited_by,
+        "load: queue": _queue(p),
+        "load: fixed": format_duration(p.t_load_fixed_s) if p.t_load_fixed_s else "",
+        "load: wire": format_duration(p.t_load_wire_s),
+        "load: hidden by the suffix": format_duration(p.t_load_overlap_s) if p.t_load_overlap_s else "",
+        "recompute: dense": _or_empty(p.t_recompute_dense_s, format_duration),
+        "recompute: experts": _or_empty(p.t_recompute_moe_s, format_duration),
+        "recompute: attention": _or_empty(p.t_recompute_attention_s, format_duration),
+        "recompute: index": _or_empty(p.t_recompute_index_s, format_duration),
+        "recompute: collectives": _or_empty(p.t_recompute_comm_s, format_duration),
+        "recompute: pipeline bubbles": _or_empty(p.t_recompute_bubble_s, format_duration),
+        "recompute: MFU": _or_empty(p.mfu_ratio, "{:.0%}".format),
+        "B*, break-even bandwidth": _or_empty(p.break_even_bytes_per_s, format_bandwidth),
+        "N_min, smallest useful prefix": _tokens(p.smallest_useful_tokens),
+        "S*, suffix that hides the load": _tokens(p.suffix_break_even_tokens),
+        "x*, front to compute": f"{p.split_tokens:,}",
+        "token split": f"{format_duration(p.split_t_s)} ({p.split_gain:.2f}×)",
+        "layer split": format_duration(p.layer_split_t_s),
+    }
 
 
-def _recompute(points: Sequence[Point]) -> TextTable:
-    return TextTable(
-        title="Where the recompute time goes",
-        columns=("prefix", "dense", "experts", "attention", "index", "collectives", "bubbles", "total", "MFU"),
-        rows=tuple(
-            (
-                f"{p.model}, {p.tokens:,}",
-                *(
-                    "" if part is None else format_duration(part)
-                    for part in (
-                        p.t_recompute_dense_s,
-                        p.t_recompute_moe_s,
-                        p.t_recompute_attention_s,
-                        p.t_recompute_index_s,
-                        p.t_recompute_comm_s,
-                        p.t_recompute_bubble_s,
-                    )
-                ),
-                format_duration(p.t_recompute_s),
-                "" if p.mfu_ratio is None else f"{p.mfu_ratio:.0%}",
-            )
-            for p in points
-            if p.t_recompute_dense_s is not None
-        ),
-    )
+def _or_empty(value: float | None, form: Callable[[float], str]) -> str:
+    return form(value) if value else ""
 
 
-def _load(points: Sequence[Point]) -> TextTable:
-    return TextTable(
-        title="Where the load time goes",
-        columns=("prefix", "tier", "rate per rank", "limited by", "queue", "fixed", "wire", "hidden", "total", "ρ"),
-        left=frozenset({"tier", "limited by"}),
-        rows=tuple(
-            (
-                f"{p.model}, {p.tokens:,}",
-                p.tier,
-                format_bandwidth(p.rank_bytes_per_s),
-                p.limited_by,
-                "∞" if p.t_load_queue_s is None else format_duration(p.t_load_queue_s),
-                format_duration(p.t_load_fixed_s),
-                format_duration(p.t_load_wire_s),
-                format_duration(p.t_load_overlap_s),
-                format_duration(p.t_load_s),
-                f"{p.utilisation_ratio:.0%}",
-            )
-            for p in points
-        ),
-    )
+def _tokens(value: float | None) -> str:
+    return "never" if value is None else f"{value:,.0f}"
 
 
-def _break_evens(points: Sequence[Point]) -> TextTable:
-    return TextTable(
-        title="Break-evens",
-        columns=("prefix", "tier", "B* per rank", "N_min", "S* hides the load", "x* tokens", "split", "gain", "layer split"),
-        left=frozenset({"tier"}),
-        rows=tuple(
-            (
-                f"{p.model}, {p.tokens:,}",
-                p.tier,
-                "" if p.break_even_bytes_per_s is None else format_bandwidth(p.break_even_bytes_per_s),
-                "never" if p.smallest_useful_tokens is None else f"{p.smallest_useful_tokens:,.0f}",
-                "never" if p.suffix_break_even_tokens is None else f"{p.suffix_break_even_tokens:,}",
-                f"{p.split_tokens:,}",
-                format_duration(p.split_t_s),
-                f"{p.split_gain:.2f}×",
-                format_duration(p.layer_split_t_s),
-            )
-            for p in points
-        ),
-        note="B*: bandwidth at which load = recompute; S*: new tokens whose layers hide a layer's load; x*: computed front",
-    )
+def _queue(p: Point) -> str:
+    if not p.utilisation_ratio:
+        return ""
+    wait = "∞" if p.t_load_queue_s is None else format_duration(p.t_load_queue_s)
+    return f"{wait} (ρ {p.utilisation_ratio:.0%})"
 
 
 def _strategies(points: Sequence[Point]) -> list[TextTable]:
     return [
         TextTable(
-            title=f"Ways to restore to the ranks that need the same bytes ({_where(point)})",
-            columns=("strategy", "time", "host copies", "H2D", "over GPU fabric", "L1 per rank", "limited by"),
+            title=f"Restoring to ranks that need the same bytes: {_where(point)}",
+            columns=("strategy", "time", "copies", "H2D", "GPU-GPU", "L1/rank", "limited by"),
             left=frozenset({"limited by"}),
             rows=tuple(
                 (
@@ -450,7 +431,7 @@ def _strategies(points: Sequence[Point]) -> list[TextTable]:
                 for option in point.strategies
             ),
             highlight=frozenset(i for i, option in enumerate(point.strategies) if option.name == point.strategy),
-            note="bytes per group of ranks with equal content; c to e and g need ordered collectives on the load stream",
+            note="bytes per group of ranks with equal content; c, d, e, g need ordered collectives on the load stream",
         )
         for point in points
         if point.strategies
@@ -559,16 +540,26 @@ def _models(models: Sequence[ModelSummary]) -> TextTable:
 def _inputs(inputs: Sequence[Input]) -> TextTable:
     return TextTable(
         title="What went in",
-        columns=("input", "value", "unit", "provenance", "source"),
-        left=frozenset({"unit", "provenance", "source"}),
-        rows=tuple((i.name, f"{i.value:.4g}", i.unit, i.origin.provenance, i.origin.source) for i in inputs),
+        columns=("input", "value", "provenance", "source"),
+        left=frozenset({"provenance", "source"}),
+        rows=tuple((i.name, _input_value(i), i.origin.provenance, i.origin.source) for i in inputs),
     )
+
+
+def _input_value(item: Input) -> str:
+    forms: dict[str, Callable[[float], str]] = {
+        "B/s": format_bandwidth,
+        "FLOP/s": format_flop_rate,
+        "s": format_duration,
+        "tokens": "{:,.0f} tokens".format,
+    }
+    return forms.get(item.unit, "{:.3g}".format)(item.value)
 
 
 def _skipped(result: LoadVsRecomputeResult) -> TextTable:
     return TextTable(
         title="Skipped",
-        columns=("model", "TP", "reason"),
-        left=frozenset({"reason"}),
-        rows=tuple((skip.model, str(skip.tp), skip.reason) for skip in result.skipped),
+        columns=("model", "layout", "reason"),
+        left=frozenset({"layout", "reason"}),
+        rows=tuple((skip.model, skip.layout, skip.reason) for skip in result.skipped),
     )

@@ -38,6 +38,7 @@ class Point:
     model: str
     tokens: int
     suffix_tokens: int
+    layout: str
     tp: int
     pp: int
     cp: int
@@ -73,7 +74,7 @@ class Point:
     flops_per_rank_div_tp: int
     flops_per_rank_active_params: int | None
 
-    i_cache: float
+    i_cache: float | None
     i_hardware: float | None
 
     tier_bytes_per_s: float
@@ -126,7 +127,8 @@ class Curve:
     """T_load and T_recompute over prefix length for one model, layout and tier, and where they cross."""
 
     model: str
-    tp: int
+    layout: str
+    kv_dtype: str
     tier: str
     tokens: tuple[int, ...]
     t_load_s: tuple[float, ...]
@@ -140,7 +142,7 @@ class Skipped:
     """A combination of the sweep that cannot exist, with the reason."""
 
     model: str
-    tp: int
+    layout: str
     reason: str
 
 
@@ -164,7 +166,7 @@ class ExpectedTime:
 
     model: str
     tokens: int
-    tp: int
+    layout: str
     expected_s: float
     shares: tuple[MixShare, ...]
 
