@@ -50,9 +50,9 @@ def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier_bytes_per_s: fl
         {
             "tier": tier_bytes_per_s,
             "pcie": limits.pcie,
-            f"uplink shared by {on_uplink}": _divided(limits.uplink, on_uplink),
-            f"host memory shared by {concurrent_ranks}": _divided(limits.host_total, concurrent_ranks),
-            f"storage shared by {concurrent_ranks}": _divided(limits.storage_total, concurrent_ranks),
+            _shared("uplink", on_uplink): _divided(limits.uplink, on_uplink),
+            _shared("host memory", concurrent_ranks): _divided(limits.host_total, concurrent_ranks),
+            _shared("storage", concurrent_ranks): _divided(limits.storage_total, concurrent_ranks),
         }
     )
 
@@ -69,12 +69,16 @@ def shared_buffer_rate(limits: LinkLimits, *, ranks: int, tier_bytes_per_s: floa
         {
             "tier": tier_bytes_per_s,
             "pcie": limits.pcie,
-            f"uplink shared by {on_uplink}": _divided(limits.uplink, on_uplink),
-            f"home socket shared by {ranks}": _divided(home, ranks),
-            f"inter-socket link shared by {remote:g}": _divided(limits.inter_socket, remote) if remote else None,
-            f"storage shared by {ranks}": _divided(limits.storage_total, ranks),
+            _shared("uplink", on_uplink): _divided(limits.uplink, on_uplink),
+            _shared("home socket", ranks): _divided(home, ranks),
+            _shared("inter-socket link", remote): _divided(limits.inter_socket, remote) if remote else None,
+            _shared("storage", ranks): _divided(limits.storage_total, ranks),
         }
     )
+
+
+def _shared(link: str, sharers: float) -> str:
+    return link if sharers <= 1 else f"{link} shared by {sharers:g}"
 
 
 def _divided(rate: float | None, sharers: float) -> float | None:

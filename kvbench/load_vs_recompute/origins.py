@@ -1,4 +1,4 @@
-"""Formula and source of every number in a point, once per document."""
+"""Formula and source of every number of a result, once per document."""
 
 from collections.abc import Mapping
 
@@ -67,12 +67,37 @@ _FORMULAS: dict[str, tuple[str, str]] = {
     "ratio_high": (_TIMES, "T_recompute at 25 % MFU / t_load_s"),
     "flip_factor": (_TIMES, "nearest factor on bandwidth or compute that changes the verdict"),
     "flip_value": (_TIMES, "bandwidth: rank_bytes_per_s·factor; compute: t_recompute_s / factor"),
-    "strategies": (_TIMES, "docs/load-vs-recompute.md, restore strategies"),
-    "curves": (_TIMES, "t_load_s, t_recompute_s, split_t_s as in points"),
-    "expected_times": (_TIMES, "E[T] = Σ p_i·T_i"),
+    "strategies.t_s": (_TIMES, "docs/load-vs-recompute.md, restore strategies"),
+    "host_copies": (_BYTES, "replicas kept in host memory"),
+    "node_d2h_bytes": (_BYTES, "host_copies · D for one store"),
+    "node_h2d_bytes": (_BYTES, "copies over PCIe for one load · D"),
+    "gpu_gpu_bytes": (_BYTES, "copies received over the GPU fabric · D"),
+    "l1_rank_ratio": (_BYTES, "share of a replica each GPU keeps"),
+    "crossover_tokens": (_TIMES, "prefix lengths at which t_load_s = t_recompute_s"),
+    "expected_s": (_TIMES, "E[T] = Σ p_i·T_i"),
+    "shares.t_s": (_TIMES, "T_i of one outcome"),
+    "expected_ratio": (_TIMES, "p_i·T_i / E[T]"),
 }
 _MEASURED_LOAD = ("rank_bytes_per_s", "t_load_wire_s", "t_load_fixed_s", "t_load_s", "layer_load_s", "tier_bytes_per_s")
 _MEASURED_PREFILL = ("t_recompute_s",)
+_MEASURED_HERE = (
+    "fixed_s",
+    "bytes_per_s",
+    "residual_ratio",
+    "concurrency",
+    "bytes",
+    "seconds",
+    "threads",
+    "layer_indices",
+    "measured_layers",
+    "c0_s",
+    "c1_s",
+    "c2_s",
+    "samples.tokens",
+    "predicted_s",
+    "measured_s",
+    "checks.tokens",
+)
 _ASKED = ("tokens", "suffix_tokens", "tp", "pp", "cp", "dp_attention", "ep")
 
 
@@ -88,9 +113,12 @@ def point_origins(scenario: Scenario) -> Mapping[str, Origin]:
     origins |= dict.fromkeys(_ASKED, asked)
     catalogue = Origin(provenance="spec", source="model catalogue or config.json, named per model")
     published = ("models.published_total_params", "models.published_active_params")
-    origins |= dict.fromkeys((*published, "models.layers"), catalogue)
+    kinds = {f"layers.{kind}" for entry in scenario.entries for kind in entry.model.layer_kinds()}
+    origins |= dict.fromkeys((*published, *kinds), catalogue)
+    claimed = Origin(provenance="spec", source="--hit, as claimed")
+    origins["probability_ratio"] = claimed
     measured_here = Origin(provenance="measured", source="this host, raw samples kept")
-    origins |= dict.fromkeys(("measured_paths", "measured_prefill", "checks"), measured_here)
+    origins |= dict.fromkeys(_MEASURED_HERE, measured_here)
     return origins
 
 

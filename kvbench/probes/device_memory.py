@@ -82,11 +82,12 @@ class _TorchMemory:
 
         pinned = self.wants_pinned
         try:
-            whole = torch.empty(num_bytes + PAGE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            # CUDA gives whole pages; a spare page on top would make torch round a pool up to twice its size
+            whole = torch.empty(num_bytes + (0 if pinned else PAGE_BYTES), dtype=torch.uint8, pin_memory=pinned)
         except RuntimeError:  # the limit on locked memory; a pageable copy is slower and says so
             pinned = False
             whole = torch.empty(num_bytes + PAGE_BYTES, dtype=torch.uint8)
-        start = -whole.data_ptr() % PAGE_BYTES
+        start = 0 if pinned else -whole.data_ptr() % PAGE_BYTES
         handle = whole[start : start + num_bytes].zero_()
         return HostBuffer(view=memoryview(handle.numpy()), handle=handle, pinned=pinned)
 

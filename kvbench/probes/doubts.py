@@ -54,7 +54,7 @@ def sample_warnings(times: Mapping[str, Sequence[float]]) -> list[Warning_]:
         warnings.append(
             Warning_(
                 code="wide-spread",
-                message=f"half of the samples spread over more than a tenth of the median: {', '.join(wide)}",
+                message=f"the middle half of the samples spans more than a tenth of the median: {', '.join(wide)}",
                 remedy="measure again while nothing else runs on this host",
             )
         )

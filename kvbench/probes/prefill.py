@@ -4,16 +4,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from kvbench.core.errors import KvbenchError, MissingDependencyError
 from kvbench.core.units import format_bytes
 from kvbench.probes.machine import available_memory_bytes, last_level_cache_bytes
 from kvbench.probes.truncated_model import CannotBuildError, TruncatedModel, materialize, truncated_model
 from kvbench.results.host import describe_host
-
-if TYPE_CHECKING:
-    import torch
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -52,7 +49,7 @@ def measure(case: dict[str, Any], emit: Emit) -> None:
     except (CannotBuildError, MissingDependencyError) as error:
         emit({"record": "skipped", "reason": str(error)})
         return
-    materialize(model, device=device, dtype=dtype)
+    materialize(model, device=device)
     emit(_facts(model, device, dtype))
     clock = _CpuClock(model) if device == "cpu" else _CudaClock(device, model)
     with contextlib.closing(clock), _tiny_numbers_as_zero():
@@ -239,43 +236,39 @@ def _device(name: str) -> str:
     return "cuda:0" if name == "cuda" else name
 
 
-def _dtype(name: str, device: str) -> "torch.dtype":
+def _dtype(name: str, device: str) -> str:
     """`auto`: bfloat16 where the chip multiplies it, else float32, because emulated bfloat16 is far slower."""
     import torch
 
     if name == "auto":
         fast = device != "cpu" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if fast else torch.float32
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise KvbenchError(f"dtype {name!r} is none of torch's; use auto, bfloat16, float16 or float32")
-    return found
+        return "bfloat16" if fast else "float32"
+    return name
 
 
-def _fitting_model(plan: PrefillCase, device: str, dtype: "torch.dtype") -> TruncatedModel:
+def _fitting_model(plan: PrefillCase, device: str, dtype: str) -> TruncatedModel:
     """The model with so many layers of each kind that their weights exceed the cache, as the whole model's do."""
     import torch
 
-    model = truncated_model(plan.hf_config, layers_per_kind=1)
-    itemsize = dtype.itemsize
-    largest_layer = max(kind.parameters_per_layer for kind in model.kinds) * itemsize
+    model = truncated_model(plan.hf_config, layers_per_kind=1, dtype=dtype)
+    largest_layer_bytes = max(kind.bytes_per_layer for kind in model.kinds)
     if device == "cpu":
         cache_bytes = last_level_cache_bytes() or 0
     else:
         cache_bytes = torch.cuda.get_device_properties(device).L2_cache_size
     budget = _memory_budget(plan, device)
-    wanted = min(max(-(-2 * cache_bytes // max(largest_layer, 1)), 1), plan.max_layers_per_kind)
-    one_of_each = sum(kind.parameters_per_layer for kind in model.kinds) * itemsize
-    needed = model.num_parameters * itemsize
-    if needed > budget:
+    wanted = min(max(-(-2 * cache_bytes // max(largest_layer_bytes, 1)), 1), plan.max_layers_per_kind)
+    if model.weight_bytes > budget:
         raise CannotBuildError(
-            f"one layer of each of the {len(model.kinds)} kind(s) and the embedding need {format_bytes(needed)} in "
-            f"{str(dtype).removeprefix('torch.')}, and {format_bytes(budget)} of {device} memory may be used; "
-            "measure on a larger device or give --gpu instead"
+            f"one layer of each of the {len(model.kinds)} kind(s) and the embedding need "
+            f"{format_bytes(model.weight_bytes)} in {dtype}, and {format_bytes(budget)} of {device} memory "
+            "may be used; measure on a larger device or give --gpu instead"
         )
-    affordable = 1 + (budget - needed) // max(one_of_each, 1)
-    layers_per_kind = min(wanted, affordable)
-    return model if layers_per_kind == 1 else truncated_model(plan.hf_config, layers_per_kind=layers_per_kind)
+    one_of_each_bytes = sum(kind.bytes_per_layer for kind in model.kinds)
+    layers_per_kind = min(wanted, 1 + (budget - model.weight_bytes) // max(one_of_each_bytes, 1))
+    if layers_per_kind == 1:
+        return model
+    return truncated_model(plan.hf_config, layers_per_kind=layers_per_kind, dtype=dtype)
 
 
 def _memory_budget(plan: PrefillCase, device: str) -> int:
@@ -307,7 +300,7 @@ def _warn(emit: Emit, code: str, message: str, remedy: str) -> None:
     emit({"record": "warning", "code": code, "message": message, "remedy": remedy})
 
 
-def _facts(model: TruncatedModel, device: str, dtype: "torch.dtype") -> dict[str, Any]:
+def _facts(model: TruncatedModel, device: str, dtype: str) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -316,7 +309,7 @@ def _facts(model: TruncatedModel, device: str, dtype: "torch.dtype") -> dict[str
         "model_type": model.model_type,
         "device": device,
         "device_name": describe_host(gpus=lambda: "").cpu if device == "cpu" else torch.cuda.get_device_name(device),
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype,
         "threads": torch.get_num_threads(),
         "attention": model.attention,
         "torch_version": torch.__version__,

@@ -48,7 +48,7 @@ class LayerKind:
     name: str
     layer_indices: tuple[int, ...]
     kept_indices: tuple[int, ...]
-    parameters_per_layer: int
+    bytes_per_layer: int
     is_windowed: bool
 
 
@@ -66,13 +66,13 @@ class TruncatedModel:
     attention: str
     vocabulary: int
     model_type: str
-    num_parameters: int
+    weight_bytes: int
     max_tokens: int
     widest_row: int
     score_heads: int
 
 
-def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int) -> TruncatedModel:
+def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int, dtype: str) -> TruncatedModel:
     """The base model (no LM head) of a Hugging Face config, shortened to `layers_per_kind` layers of each kind."""
     try:
         import torch
@@ -80,7 +80,7 @@ def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int) -> Tr
         raise MissingDependencyError("torch", "torch", "measuring prefill") from error
     config = _text_config(hf_config)
     with torch.device("meta"):
-        model, attention = _base_model(config)
+        model, attention = _base_model(config, getattr(torch, dtype))
     config = model.config
     parent, name = _layer_list(model, config)
     all_layers = list(getattr(parent, name))
@@ -99,7 +99,7 @@ def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int) -> Tr
         attention=attention,
         vocabulary=int(config.vocab_size),
         model_type=str(config.model_type),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        weight_bytes=_weight_bytes(model),
         max_tokens=_setting(config, "max_position_embeddings", "n_positions", "max_seq_len", otherwise=1 << 30),
         widest_row=_widest_row(layers, config),
         # fused attention writes no scores, but a window is a mask of tokens² values
@@ -108,7 +108,7 @@ def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int) -> Tr
     )
 
 
-def materialize(model: TruncatedModel, *, device: str, dtype: "torch.dtype", seed: int = 0) -> None:
+def materialize(model: TruncatedModel, *, device: str, seed: int = 0) -> None:
     """Give the model storage on `device`: matrices of random numbers (σ = 0.02), and its own values for the rest.
 
     Matrices repeat one random block of odd length, so that rows differ: drawing every element would take minutes for an
@@ -118,16 +118,13 @@ def materialize(model: TruncatedModel, *, device: str, dtype: "torch.dtype", see
     import torch
 
     module: Any = model.module
-    module.to(dtype)
     module.to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    block = (
-        torch.empty((1 << 20) + 7, device=device, dtype=torch.float32).normal_(0.0, 0.02, generator=generator).to(dtype)
-    )
+    block = torch.empty((1 << 20) + 7, device=device, dtype=torch.float32).normal_(0.0, 0.02, generator=generator)
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim >= 2:
-                _fill(parameter.view(-1), block)
+                _fill(parameter.view(-1), block.to(parameter.dtype))
                 parameter._is_hf_initialized = True
     for part in module.modules():
         part._is_hf_initialized = False
@@ -146,9 +143,7 @@ def _text_config(hf_config: Mapping[str, Any]) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise MissingDependencyError("transformers", "torch", "measuring prefill") from error
-    model_type = hf_config.get("model_type")
-    if not isinstance(model_type, str):
-        raise CannotBuildError('the config has no model_type; add the one its model card names, like "qwen3"')
+    model_type = _known_model_type(hf_config)
     settings = {key: copy.deepcopy(value) for key, value in hf_config.items() if key not in _NOT_THE_ARCHITECTURE}
     try:
         config = AutoConfig.for_model(model_type, **settings)
@@ -166,14 +161,38 @@ def _text_config(hf_config: Mapping[str, Any]) -> Any:
     return text
 
 
-def _base_model(config: Any) -> tuple[Any, str]:
+def _known_model_type(hf_config: Mapping[str, Any]) -> str:
+    """The config's own model_type, or that of its architecture: Kimi-K2 says `kimi_k2` and `DeepseekV3ForCausalLM`."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = hf_config.get("model_type")
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        return model_type
+    architectures = hf_config.get("architectures")
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    for name in names:
+        found = getattr(getattr(getattr(transformers, name, None), "config_class", None), "model_type", None)
+        if isinstance(found, str) and found in CONFIG_MAPPING:
+            return found
+    raise CannotBuildError(
+        f"transformers {transformers.__version__} knows neither the model_type {model_type!r} "
+        f"nor the architecture {', '.join(names) or None!r}; a newer transformers may"
+    )
+
+
+def _weight_bytes(module: Any) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+def _base_model(config: Any, dtype: "torch.dtype") -> tuple[Any, str]:
     from transformers import AutoModel, AutoModelForCausalLM
 
     reason: Exception | None = None
     for attention in ("sdpa", "eager"):
         for family in (AutoModel, AutoModelForCausalLM):
             try:
-                model = family.from_config(copy.deepcopy(config), attn_implementation=attention)
+                model = family.from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype)
             except _BUILD_ERRORS as error:
                 reason = reason or error
                 continue
@@ -211,7 +230,7 @@ def _kinds(layers: list[Any], config: Any, layers_per_kind: int) -> tuple[LayerK
             name=name if names.count(name) == 1 else f"{name} #{names[:position].count(name) + 1}",
             layer_indices=tuple(members),
             kept_indices=tuple(members[:layers_per_kind]),
-            parameters_per_layer=sum(parameter.numel() for parameter in layers[members[0]].parameters()),
+            bytes_per_layer=_weight_bytes(layers[members[0]]),
             is_windowed=_is_windowed(layers[members[0]], types[members[0]]),
         )
         for position, (name, members) in enumerate(zip(names, groups.values(), strict=True))

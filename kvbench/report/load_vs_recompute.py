@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from kvbench.core.compare import Verdict
+from kvbench.core.compare import CLOSE_RATIO, Verdict
 from kvbench.core.units import (
     format_bandwidth,
     format_bytes,
@@ -112,7 +112,8 @@ def _common_verdict(points: Sequence[Point]) -> str:
             )
         case "split":
             gains = [point.split_gain for point in points]
-            return f"Split, at all {len(points)} points: {_times(min(gains))} to {_times(max(gains))} over the better whole."
+            span = f"{_times(min(gains))} to {_times(max(gains))}"
+            return f"Split, at all {len(points)} points: {span} faster than the better whole option."
         case "too_close":
             return f"Too close to call at all {len(points)} points."
         case "no_verdict":
@@ -163,10 +164,19 @@ def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
         f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
     )
     work = f"{format_flop(point.flops_per_rank)} per rank; {_intensity(point)}"
-    details = [size, work, rate, _flip_sentence(point), _sure_sentence(point, result)]
+    details = [size, work, rate, _faster_strategy(point), _flip_sentence(point), _sure_sentence(point, result)]
     if point.verdict == "split":
         details.append(f"without a split: {_WORDS[point.verdict_without_split].lower()}")
     return [detail for detail in details if detail]
+
+
+def _faster_strategy(point: Point) -> str:
+    """The best other way to restore, where it would save more than the doubt."""
+    timed = [option for option in point.strategies if option.t_s is not None and option.name != point.strategy]
+    best = min(timed, key=lambda option: option.t_s or 0.0, default=None)
+    if best is None or best.t_s is None or best.t_s * CLOSE_RATIO > point.t_load_s:
+        return ""
+    return f"{_STRATEGY_NAMES[best.name]} would load in {format_duration(best.t_s)} (see the restore table)"
 
 
 def _intensity(point: Point) -> str:

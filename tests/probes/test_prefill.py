@@ -142,8 +142,21 @@ def test_a_config_of_a_whole_multimodal_model_is_measured_by_its_text_part() -> 
     assert facts["model_type"] == "gemma3_text"
 
 
+def test_a_model_type_of_its_own_is_built_as_its_architecture() -> None:
+    config = {**MODELS["deepseek_v3"][0], "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}
+    facts = next(record for record in records_of(config) if record["record"] == "facts")
+    assert facts["model_type"] == "deepseek_v3"
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_bfloat16_runs_through_the_same_layers(name: str) -> None:
+    measurement = fitted(records_of(MODELS[name][0], dtype="bfloat16", repeats=1))
+    assert measurement is not None
+    assert measurement.dtype == "bfloat16"
+
+
 def test_so_many_layers_stay_that_their_weights_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer_bytes = truncated_model(MODELS["qwen3"][0], layers_per_kind=1).kinds[0].parameters_per_layer * 4
+    layer_bytes = truncated_model(MODELS["qwen3"][0], layers_per_kind=1, dtype="float32").kinds[0].bytes_per_layer
     monkeypatch.setattr(prefill, "last_level_cache_bytes", lambda: layer_bytes)
     for most, kept in ((4, [0, 1]), (1, [0])):
         records = records_of(MODELS["qwen3"][0], max_layers_per_kind=most)
@@ -155,7 +168,8 @@ def test_so_many_layers_stay_that_their_weights_exceed_the_cache(monkeypatch: py
     ("config", "part"),
     [
         ({"model_type": "no_such_model"}, "no_such_model"),
-        ({}, "no model_type"),
+        ({}, "neither the model_type None nor the architecture None"),
+        ({"model_type": 3, "architectures": "x"}, "neither the model_type 3"),
         ({"model_type": "t5"}, "encoder-decoder"),
         ({"model_type": "qwen3", **DENSE, "num_attention_heads": "many"}, "qwen3"),
         ({"model_type": "llama", **DENSE, "hidden_size": 65, "head_dim": None}, "llama"),
