@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import kvbench.load_vs_recompute.sweep as sweep_module
 from kvbench.cli.main import main
 from kvbench.core.provenance import Origin
 from kvbench.load_vs_recompute.ask import Question, ask
@@ -103,7 +102,7 @@ class TestVerdicts:
 
     def test_a_verdict_at_peak_that_any_efficiency_keeps_is_sure(self, capsys: pytest.CaptureFixture[str]) -> None:
         points = result_of(
-            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=3GB/s"
+            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=13GB/s"
         )["result"]["points"]
         assert points[0]["sure"]
         assert points[0]["ratio_low"] < points[0]["ratio"] < points[0]["ratio_high"]
@@ -155,7 +154,7 @@ class TestSweeps:
     def test_ctrl_c_keeps_the_points_done_so_far(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        done = []
+        done: list[int] = []
         original = Series.point
 
         def point(series: Series, tokens: int, suffix_tokens: int = 0) -> Any:
@@ -164,7 +163,7 @@ class TestSweeps:
             done.append(tokens)
             return original(series, tokens, suffix_tokens)
 
-        monkeypatch.setattr(sweep_module.Series, "point", point)
+        monkeypatch.setattr(Series, "point", point)
         out = tmp_path / "partial.json"
         code, _, err = run(capsys, "qwen3-8b", "--tokens=1,2,3,4,5,6", "--tier=dram=50GB/s", f"--out={out}")
         assert code == 1
@@ -243,8 +242,8 @@ class TestImpossibleInput:
 
     def test_the_second_articles_rate_is_above_the_roofline(self, capsys: pytest.CaptureFixture[str]) -> None:
         document = result_of(
-            capsys, "llama-3.1-70b", "--tp=4", "--tokens=200000", "--gpu=A100-SXM-80", "--hit=hbm=0.3", "--hit=miss=0.7",
-            "--claimed-rate=10.4", code=3,
+            capsys, "llama-3.1-70b", "--tp=4", "--tokens=200000", "--gpu=A100-SXM-80", "--hit=hbm=0.3",
+            "--hit=miss=0.7", "--claimed-rate=10.4", code=3,
         )  # fmt: skip
         (warning,) = [w for w in document["warnings"] if w["code"] == "impossible-request-rate"]
         assert "one miss takes 1.0" in warning["message"]  # minutes: 63.9 s at peak on four A100
@@ -259,6 +258,16 @@ class TestImpossibleInput:
         document = result_of(capsys, "qwen3-8b", "--tokens=4096", "--tier=dram=400GB/s", code=3)
         assert document["result"]["points"][0]["rank_bytes_per_s"] == 63.02e9
         assert "impossible-tier-rate" in [warning["code"] for warning in document["warnings"]]
+
+
+SMALL_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+}
 
 
 def config_file(folder: Path, text: str) -> str:
@@ -277,7 +286,7 @@ class TestRefusals:
             (["qwen3-8b", "--tokens=1e3"], ["--tokens", "1e3", "whole numbers"]),
             (["qwen3-8b", "--kv-dtype=float7"], ["kv dtype 'float7'", "use one of", "nvfp4"]),
             (["qwen3-8b", "--kv-dtype=fp8_ds_mla"], ["fp8_ds_mla", "MLA rows", "use bf16"]),
-            (["qwen3-8b", "--gpu=H300"], ["H300", "H200"]),
+            (["qwen3-8b", "--gpu=H300"], ["'H300'", "did you mean", "--peak-flops"]),
             (["qwen3-8b", "--gpu=H100"], ["H100-SXM", "H100-PCIe"]),
             (["qwen3-8b", "--claimed-bytes-per-token=64M"], ["'64M'", "64MiB"]),
             (["qwen3-8b", "--tier=dram=64M"], ["'64M'", "50GB/s"]),
@@ -292,7 +301,6 @@ class TestRefusals:
             (["qwen3-8b", "--peak-flops=fast"], ["'fast'", "989e12"]),
             (["qwen3-8b", "--concurrency=0"], ["--concurrency 0"]),
             (["qwen3-8b", "--expert-imbalance=0.5"], ["--expert-imbalance 0.5"]),
-            (["qwen3-8b", "--flops-mode=active-params"], ["--active-params"]),
             (["qwen3-8", "--tokens=5"], ["'qwen3-8'", "did you mean"]),
             (["qwen3-8b", "--measure", "--tp=2"], ["--measure", "--tp"]),
             (["qwen3-8b", "--measure", "--tier=s3://bucket"], ["s3", "dram", "file"]),
@@ -314,8 +322,8 @@ class TestRefusals:
         [
             ('{"architectures": ["LlamaForCausalLM"], ', ["config.json", "JSON"]),
             (
-                '{"architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_attention_heads": 8}',
-                ["num_hidden_layers"],
+                json.dumps({key: value for key, value in SMALL_LLAMA.items() if key != "num_hidden_layers"}),
+                ["config.json", "num_hidden_layers is missing"],
             ),
             ('{"architectures": ["FooForCausalLM"], "num_hidden_layers": 2}', ["FooForCausalLM", "--assume gqa"]),
             ("[]", ["config.json"]),
@@ -335,13 +343,23 @@ class TestRefusals:
 def test_an_unknown_architecture_is_taken_as_what_the_user_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = {
-        "architectures": ["FooForCausalLM"], "num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 1000,
-    }  # fmt: skip
+    config = SMALL_LLAMA | {"architectures": ["FooForCausalLM"], "num_key_value_heads": 2}
     path = config_file(tmp_path, json.dumps(config))
     point = result_of(capsys, path, "--assume=gqa", "--tokens=100", "--tier=dram=50GB/s")["result"]["points"][0]
     assert point["unique_bytes"] == 2 * 2 * 2 * 64 * 2 * 100
+
+
+def test_active_params_mode_needs_a_count_for_a_config_that_publishes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config_file(tmp_path, json.dumps(SMALL_LLAMA))
+    code, _, err = run(capsys, path, "--flops-mode=active-params")
+    assert code == 2
+    assert "--active-params" in err
+    point = result_of(capsys, path, "--flops-mode=active-params", "--active-params=1e6", "--tokens=100")["result"][
+        "points"
+    ][0]
+    assert point["flops_linear"] == 2 * 10**6 * 100
 
 
 @pytest.fixture
