@@ -159,6 +159,10 @@ class SourceFile:
         self._checksums = checksums
         self._cursor = _Cursor(self.num_bytes)
         self._mapping = mmap.mmap(descriptor, self.num_bytes)
+        if io == "mmap" and hasattr(mmap, "MADV_SEQUENTIAL"):
+            # a load reads one contiguous range: without this the kernel gives up on reading ahead and faults page by
+            # page, and reads pages before the range that the next load then finds cached
+            self._mapping.madvise(mmap.MADV_SEQUENTIAL)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
         self._mapped = target.adopt(memoryview(self._mapping))
         self._staging = [] if io == "mmap" else [target.host_buffer(largest_load_bytes) for _ in range(readers)]
