@@ -148,6 +148,9 @@ def load_vs_recompute(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure copies and prefill on this host instead of modelling.")
     ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="How --measure measures (default: probes/measure.yaml).")
+    ] = None,
     as_json: Json = False,
     out: Out = None,
     html: Html = None,
@@ -202,6 +205,7 @@ def load_vs_recompute(
         topo=tuple(topo),
         probe=tuple(probe),
         measure=measure,
+        plan=plan,
     )
     with progress(quiet=quiet) as report:
         answer = ask(question, progress=report)

@@ -84,6 +84,7 @@ class Question:
     topo: tuple[Path, ...] = ()
     probe: tuple[Path, ...] = ()
     measure: bool = False
+    plan: Path | None = None
 
 
 def ask(question: Question, *, progress: Report = lambda _step, _done: None) -> Answer:
@@ -99,6 +100,8 @@ def scenario_of(question: Question) -> tuple[Scenario, tuple[str, ...]]:
     if not question.models:
         raise UsageError("no MODEL given; name one of the catalogue (--list) or a config.json")
     real = tuple(text for text in question.tiers if not _MODELLED_TIER.match(text))
+    if question.plan is not None and not question.measure:
+        raise UsageError(f"--plan {question.plan} says how to measure; add --measure")
     if real and not question.measure:
         raise UsageError(
             f"--tier {real[0]!r} is a real tier; add --measure to time it, or give a rate like dram=50GB/s"
@@ -207,7 +210,7 @@ def _ask_measured(question: Question, scenario: Scenario, real_tiers: tuple[str,
     measured = measure_host(
         tiers=specs,
         hf_config=entry.config,
-        plan=load_measure_plan(),
+        plan=load_measure_plan(question.plan),
         progress=lambda step: progress(step, None),
     )
     tiers = merged_tiers(scenario.tiers, measured_tiers(measured.paths))
