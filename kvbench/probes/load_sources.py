@@ -17,6 +17,7 @@ from kvbench.probes.machine import filesystem_kind, last_level_cache_bytes, runs
 
 Warn = Callable[[str, str, str], None]
 _WRITE_BYTES = 16 * MIB
+_DROP_ATTEMPTS = 5
 _MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 
 
@@ -183,9 +184,14 @@ class SourceFile:
 
     def prepare(self, offset: int, num_bytes: int) -> None:
         """Drops the file from the page cache; a load through it is cold only if that worked."""
-        if not self._direct:
+        if self._direct:
+            return
+        for _ in range(_DROP_ATTEMPTS):  # pages that are still being read ahead are locked and survive a drop
             self._drop()
-            self._note_residency(offset, num_bytes)
+            resident_ratio = self._resident_ratio(offset, num_bytes)
+            if not resident_ratio:
+                break
+        self._note(resident_ratio)
 
     def load(self, reader: int, offset: int, num_bytes: int, target: DeviceMemory, target_offset: int) -> None:
         if self._io == "mmap":
@@ -204,7 +210,7 @@ class SourceFile:
         from crc32c import crc32c
 
         if self._direct:  # what a direct read leaves in the page cache shows whether it bypassed it
-            self._note_residency(offset, num_bytes)
+            self._note(self._resident_ratio(offset, num_bytes))
         loaded = target.read_back(target_offset, num_bytes)
         expected = self._checksums[offset // PAGE_BYTES : (offset + num_bytes) // PAGE_BYTES]
         return all(
@@ -232,15 +238,19 @@ class SourceFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _note_residency(self, offset: int, num_bytes: int) -> None:
+    def _resident_ratio(self, offset: int, num_bytes: int) -> float | None:
+        """Share of these bytes' pages in the page cache, or None where the system does not say."""
+        mincore = getattr(ctypes.CDLL(None), "mincore", None)
         pages = (num_bytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE
         vector = (ctypes.c_ubyte * pages)()
         aligned = offset - offset % mmap.PAGESIZE
-        mincore = getattr(ctypes.CDLL(None, use_errno=True), "mincore", None)
         if mincore is None or mincore(ctypes.c_void_p(self._address + aligned), ctypes.c_size_t(num_bytes), vector):
-            return
-        resident = sum(value & 1 for value in vector) / pages  # the other bits are undefined
-        self._most_resident = max(resident, self._most_resident or 0.0)
+            return None
+        return sum(value & 1 for value in vector) / pages  # the other bits are undefined
+
+    def _note(self, resident_ratio: float | None) -> None:
+        if resident_ratio is not None:
+            self._most_resident = max(resident_ratio, self._most_resident or 0.0)
 
 
 def usable_file_bytes(directory: Path, wanted_bytes: int) -> int:

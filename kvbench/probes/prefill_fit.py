@@ -13,6 +13,7 @@ from kvbench.results.host_measurement import CaseOutcome
 from kvbench.results.prefill import HeldOutForward, LayerKindTiming, PrefillCost, PrefillMeasurement, PrefillSample
 
 _FITTED_COEFFICIENTS = 3
+_SEEN_RATIO = 0.01
 
 
 def prefill_result(case: str, child: ChildRun) -> tuple[PrefillMeasurement | None, CaseOutcome]:
@@ -124,6 +125,15 @@ def _prefill_warnings(
                 code="poor-fit",
                 message=f"the fit misses half of the samples of {worst.kind} by over {worst.cost.residual_ratio:.0%}",
                 remedy="measure again while nothing else runs on this host",
+            )
+        )
+    longest = max(sample.tokens for sample in worst.cost.samples)
+    if all(kind.cost.c2_s * longest**2 < _SEEN_RATIO * kind.cost.seconds(longest) for kind in layers):
+        warnings.append(
+            Warning_(
+                code="attention-not-seen",
+                message="no layer's time grows with the square of the tokens in this range, as attention's must",
+                remedy="read predictions for longer prefixes as lower bounds, or measure with larger token counts",
             )
         )
     if held_out is None:

@@ -272,6 +272,15 @@ def test_three_counts_are_fitted_and_nothing_checks_them() -> None:
     assert "fit-not-checked" in {warning.code for warning in measurement.warnings}
 
 
+def test_a_fit_that_saw_no_attention_says_so() -> None:
+    unseen = fitted(synthetic(1e-3, 1e-5, 0.0, tokens=(128, 256, 512, 1024)))
+    seen = fitted(synthetic(1e-3, 1e-5, 1e-8, tokens=(128, 256, 512, 1024)))
+    assert unseen is not None
+    assert seen is not None
+    assert "attention-not-seen" not in {warning.code for warning in seen.warnings}
+    assert "attention-not-seen" in {warning.code for warning in unseen.warnings}
+
+
 def test_an_interrupted_prefill_keeps_its_fit_and_says_so() -> None:
     measurement = fitted(synthetic(1e-3, 1e-5, 1e-8, tokens=(128, 256, 512)), interrupted=True)
     assert measurement is not None
