@@ -113,12 +113,13 @@ def point_origins(scenario: Scenario) -> Mapping[str, Origin]:
     origins |= dict.fromkeys(_ASKED, asked)
     catalogue = Origin(provenance="spec", source="model catalogue or config.json, named per model")
     published = ("models.published_total_params", "models.published_active_params")
-    kinds = {f"layers.{kind}" for entry in scenario.entries for kind in entry.model.layer_kinds()}
+    kinds = [f"layers.{kind}" for entry in scenario.entries for kind in entry.model.layer_kinds()]
     origins |= dict.fromkeys((*published, *kinds), catalogue)
     claimed = Origin(provenance="spec", source="--hit, as claimed")
     origins["probability_ratio"] = claimed
-    measured_here = Origin(provenance="measured", source="this host, raw samples kept")
-    origins |= dict.fromkeys(_MEASURED_HERE, measured_here)
+    if scenario.paths or scenario.prefill is not None:
+        measured_here = Origin(provenance="measured", source="this host, raw samples kept")
+        origins |= dict.fromkeys(_MEASURED_HERE, measured_here)
     return origins
 
 

@@ -149,7 +149,9 @@ def _point_sentence(point: Point) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "∞×" if ratio is None else f"{ratio:.1f}×"
+    if ratio is None:
+        return "∞×"
+    return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2g}×"
 
 
 def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
@@ -157,7 +159,7 @@ def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
     from_tokens = f" and from {least:,.0f} tokens on" if least is not None and least >= 1 else ""
     size = (
         f"{format_bytes(point.rank_bytes)} per rank, {format_bytes(point.node_bytes)} on all ranks, "
-        f"{format_bytes(point.unique_bytes)} unique ({point.replicas:.2g} copies of each byte)"
+        f"{format_bytes(point.unique_bytes)} unique ({_copies(point.replicas)} of each byte)"
     )
     rate = (
         f"{format_bandwidth(point.rank_bytes_per_s)} per rank, limited by {point.limited_by}; "
@@ -177,6 +179,10 @@ def _faster_strategy(point: Point) -> str:
     if best is None or best.t_s is None or best.t_s * CLOSE_RATIO > point.t_load_s:
         return ""
     return f"{_STRATEGY_NAMES[best.name]} would load in {format_duration(best.t_s)} (see the restore table)"
+
+
+def _copies(replicas: float) -> str:
+    return "1 copy" if replicas == 1 else f"{replicas:.2g} copies"
 
 
 def _intensity(point: Point) -> str:
@@ -209,7 +215,7 @@ def _flip_sentence(point: Point) -> str:
 
 
 def _sure_sentence(point: Point, result: LoadVsRecomputeResult) -> str:
-    if point.ratio_low is None or point.ratio_high is None:
+    if point.verdict == "no_verdict" or point.ratio_low is None or point.ratio_high is None:
         return ""
     span = f"T_recompute/T_load is between {point.ratio_low:.3g} and {point.ratio_high:.3g}"
     if result.measured_prefill is not None:
@@ -295,8 +301,14 @@ def _plot(name: str, curves: Sequence[Curve]) -> LinePlot:
         series=tuple(series),
         marked=tuple(marked),
         x_format=format_count,
-        x_ticks=tuple(float(n) for n in first.tokens[:: max(1, len(first.tokens) // 8)]),
+        x_ticks=_ticks(first.tokens),
     )
+
+
+def _ticks(tokens: Sequence[int]) -> tuple[float, ...]:
+    """Every length, or every n-th of many; one whose label would run into the last one's is left out."""
+    shown = tokens[:: max(1, len(tokens) // 8)]
+    return tuple(float(n) for n in shown if n == shown[-1] or shown[-1] >= 1.75 * n)
 
 
 def _xy(tokens: Sequence[int], seconds: Sequence[float]) -> tuple[tuple[float, float], ...]:
@@ -435,7 +447,7 @@ def _strategies(points: Sequence[Point]) -> list[TextTable]:
                     str(option.host_copies),
                     format_bytes(option.node_h2d_bytes),
                     format_bytes(option.gpu_gpu_bytes),
-                    f"{option.l1_rank_ratio:.0%}",
+                    f"{100 * option.l1_rank_ratio:.3g}%",
                     option.limited_by or option.reason or "",
                 )
                 for option in point.strategies
