@@ -120,6 +120,10 @@ class Series:
         return self.layout.bytes_per_token()
 
     @cached_property
+    def _shortest_window_tokens(self) -> int | None:
+        return self.layout.shortest_window_tokens()
+
+    @cached_property
     def _short_bytes_per_token(self) -> float:
         return self.layout.bytes_per_token(short=True)
 
@@ -135,7 +139,7 @@ class Series:
         return restore_options(
             replica_bytes=replica_bytes,
             ranks=self.identical_ranks,
-            limits=self.limits,
+            limits=replace(self.limits, alpha_h2d_s=self.latency_s),
             chunks=self.cached_layers,
             concurrent_ranks=self.concurrent_ranks,
             tier=self.tier_speed,
@@ -151,13 +155,13 @@ class Series:
             return self.rate
         if chosen.t_s is None or chosen.limited_by is None:
             raise UsageError(f"--strategy {name} cannot be timed: {chosen.reason}")
-        wire_s = chosen.t_s - self.limits.alpha_h2d_s
+        wire_s = chosen.t_s - self.latency_s
         return Rate(bytes_per_s=cache.rank_bytes / wire_s, limited_by=chosen.limited_by)
 
     def comparison(self, tokens: int, suffix_tokens: int = 0, cache: CacheBytes | None = None) -> Comparison:
         """The closed form of one prefix: bytes against FLOPs on the busiest rank."""
         cache = cache or self.layout.at(tokens)
-        shortest = self.layout.shortest_window_tokens()
+        shortest = self._shortest_window_tokens
         short = shortest is not None and tokens <= shortest
         growing = self._short_bytes_per_token if short else self._bytes_per_token
         growing = min(growing, cache.rank_bytes / tokens)
@@ -194,7 +198,7 @@ class Series:
     @cached_property
     def smallest_useful_tokens(self) -> float | None:
         """N_min, below which the fixed cost of a load alone loses."""
-        shortest = self.layout.shortest_window_tokens()
+        shortest = self._shortest_window_tokens
         short = self.comparison(min(256, shortest or 256)).smallest_useful_tokens()
         if shortest is None or (short is not None and short <= shortest):
             return short
