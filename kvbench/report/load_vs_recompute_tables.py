@@ -51,7 +51,7 @@ def _comparison_row(point: Point) -> tuple[str, ...]:
         format_bytes(point.rank_bytes),
         duration_text(point.t_load_s),
         format_duration(point.t_recompute_s),
-        times_text(point.ratio),
+        "–" if point.t_load_s is None else times_text(point.ratio),
         duration_text(point.split_t_s),
         WORDS[point.verdict].lower() + ("" if point.sure or point.verdict in ("no_verdict", "too_close") else " ?"),
     )
@@ -97,7 +97,7 @@ def _levels(result: LoadVsRecomputeResult) -> TextTable:
 
 
 def _level(label: str, name: str, point: Point, flop: int, recompute_s: float) -> tuple[str, ...]:
-    ratio = times_text(recompute_s / point.t_load_s if point.t_load_s else None)
+    ratio = "–" if point.t_load_s is None else times_text(recompute_s / point.t_load_s if point.t_load_s else None)
     return (label, name, format_flop(flop), format_duration(recompute_s), duration_text(point.t_load_s), ratio)
 
 
