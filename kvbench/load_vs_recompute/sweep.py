@@ -126,13 +126,8 @@ class _Run:
                     check_parallelism(entry.model, parallelism)
                     self.series_points(self.series(entry, parallelism, kv_format))
                 except LayoutError as error:
-                    skip = Skipped(
-                        model=entry.model.name,
-                        layout=parallelism.label(),
-                        kv_dtype=kv_format.kv_dtype,
-                        reason=str(error),
-                    )
-                    self.skipped.append(skip)
+                    what = f"{entry.model.name} {parallelism.label()} {kv_format.kv_dtype}"
+                    self.skipped.append(Skipped(what=what, reason=str(error)))
 
     def series_points(self, all_series: list[Series]) -> None:
         """All tiers and prefix lengths of one model, layout and cache format."""

@@ -223,7 +223,7 @@ class TestSweeps:
         result = document["result"]
         # qwen2.5-7b has 28 heads, which 8 ranks cannot divide.
         assert len(result["points"]) == (2 + 3) * 2 * 2
-        assert [(skip["model"], skip["layout"]) for skip in result["skipped"]] == [("qwen2.5-7b", "TP 8")] * 2
+        assert [skip["what"] for skip in result["skipped"]] == ["qwen2.5-7b TP 8 bf16", "qwen2.5-7b TP 8 fp8"]
         assert "does not divide the 28 heads" in result["skipped"][0]["reason"]
 
     def test_a_thousand_points_render_and_round_trip(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
