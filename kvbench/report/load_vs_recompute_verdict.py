@@ -148,10 +148,9 @@ def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
         f"{format_bytes(point.unique_bytes)} unique ({_copies(point.replicas)} of each byte)"
     )
     effective = "" if point.strategy == "per_rank_host_copies" else f" ({STRATEGY_NAMES[point.strategy]})"
-    rate = (
-        f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}; "
-        f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
-    )
+    rate = f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}"
+    if point.verdict != "no_verdict":
+        rate += f"; loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
     work = f"{format_flop(point.flops_per_rank)} per rank; {_intensity(point)}"
     details = [size, work, rate, _faster_strategy(point), _flip_sentence(point), _sure_sentence(point, result)]
     if point.verdict == "split":
