@@ -1,0 +1,265 @@
+"""From what a user typed to an answer: names looked up, lists and units parsed, this host measured if asked."""
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+from kvbench.catalogue.gpus import find_gpu, gpu_names
+from kvbench.catalogue.models import CatalogueEntry, catalogue_names, find_model
+from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.core.gpu import Gpu
+from kvbench.core.kv_format import KvFormat, parse_kv_dtype, parse_state_dtype
+from kvbench.core.layout import CpMode, CpOrder, Parallelism
+from kvbench.core.provenance import Warning_
+from kvbench.core.restore import STRATEGIES
+from kvbench.core.units import parse_bytes, parse_flop_rate
+from kvbench.load_vs_recompute.origins import point_origins
+from kvbench.load_vs_recompute.scenario import (
+    FlopsMode,
+    RankWork,
+    Scenario,
+    TierRate,
+    parse_hit_share,
+    parse_limit,
+    parse_tier_rate,
+)
+from kvbench.load_vs_recompute.sources import default_tiers, measured_tiers, merged_tiers, saved_limits, saved_paths
+from kvbench.load_vs_recompute.sweep import Answer, load_vs_recompute
+from kvbench.results.host_measurement import HostMeasurement
+from kvbench.results.load_vs_recompute import LoadVsRecomputeResult
+
+Report = Callable[[str, float | None], None]
+
+_STRATEGY_OPTIONS = dict(
+    zip(
+        ("per-rank", "shared", "broadcast-serial", "broadcast", "hashed", "allgather", "native", "layer-split"),
+        STRATEGIES,
+        strict=True,
+    )
+)
+_EP_IMBALANCE = 1.2  # fused-MoE kernels lose 5 to 25 % from balanced to power-law 1.2 routing (aiconfigurator)
+_MODELLED_TIER = re.compile(r"\s*[A-Za-z][\w-]*\s*=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The options of one call, as typed; see `kvbench load-vs-recompute --help`."""
+
+    models: tuple[str, ...]
+    tokens: str = "1024,8192,32768,131072"
+    suffixes: str = "0"
+    tp: str = "1"
+    pp: str = "1"
+    cp: str = "1"
+    cp_mode: str = "all-gather"
+    cp_order: str = "zigzag"
+    dp_attention: int = 1
+    ep: int = 1
+    kv_dtype: str = "bf16"
+    state_dtype: str | None = None
+    page_tokens: int | None = None
+    hybrid: bool = True
+    assume: str | None = None
+    gpu: str = "H200-SXM"
+    peak_flops: str | None = None
+    weight_dtype: str | None = None
+    efficiency: str = "auto"
+    expert_imbalance: float | None = None
+    chunk_tokens: int = 8192
+    tiers: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    strategy: str = "per-rank"
+    flops_mode: str = "exact"
+    active_params: float | None = None
+    rank_work: str = "exact"
+    concurrency: int | None = None
+    loads_per_s: float = 0.0
+    hits: tuple[str, ...] = ()
+    claimed_rate: float | None = None
+    claimed_bytes_per_token: str | None = None
+    topo: tuple[Path, ...] = ()
+    probe: tuple[Path, ...] = ()
+    measure: bool = False
+    plan: Path | None = None
+
+
+def ask(question: Question, *, progress: Report = lambda _step, _done: None) -> Answer:
+    """The answer to what was typed; with `measure`, rates are taken on this host first."""
+    scenario, real_tiers = scenario_of(question)
+    if question.measure:
+        return _ask_measured(question, scenario, real_tiers, progress)
+    return load_vs_recompute(scenario, progress=lambda step: progress(step, None))
+
+
+def scenario_of(question: Question) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario, and the specs of real tiers that `--measure` is to time."""
+    if not question.models:
+        raise UsageError("no MODEL given; name one of the catalogue (--list) or a config.json")
+    real = tuple(text for text in question.tiers if not _MODELLED_TIER.match(text))
+    if question.plan is not None and not question.measure:
+        raise UsageError(f"--plan {question.plan} says how to measure; add --measure")
+    if real and not question.measure:
+        raise UsageError(
+            f"--tier {real[0]!r} is a real tier; add --measure to time it, or give a rate like dram=50GB/s"
+        )
+    typed = tuple(parse_tier_rate(text) for text in question.tiers if _MODELLED_TIER.match(text))
+    gpu = find_gpu(question.gpu)
+    paths = saved_paths(_read(question.probe), "--probe")
+    limits = (*saved_limits(_read(question.topo), "--topo"), *(parse_limit(text) for text in question.limits))
+    scenario = Scenario(
+        entries=tuple(find_model(name, assume=question.assume) for name in question.models),
+        tokens=_integers(question.tokens, "--tokens"),
+        suffixes=_integers(question.suffixes, "--suffix"),
+        layouts=_layouts(question),
+        kv_formats=tuple(
+            KvFormat(
+                kv_dtype=parse_kv_dtype(name.strip()),
+                state_dtype=parse_state_dtype(question.state_dtype) if question.state_dtype else None,
+                page_tokens=question.page_tokens,
+                hybrid=question.hybrid,
+            )
+            for name in question.kv_dtype.split(",")
+        ),
+        gpu=gpu,
+        peak_flop_per_s=parse_flop_rate(question.peak_flops) if question.peak_flops else None,
+        weight_dtype=question.weight_dtype,
+        efficiency="auto" if question.efficiency == "auto" else _ratio(question.efficiency),
+        expert_imbalance=question.expert_imbalance or (_EP_IMBALANCE if question.ep > 1 else 1.0),
+        chunk_tokens=question.chunk_tokens,
+        tiers=_tiers(typed, measured_tiers(paths), gpu, measure=question.measure),
+        limits=limits,
+        strategy=_STRATEGY_OPTIONS[question.strategy],
+        flops_mode=cast("FlopsMode", question.flops_mode),
+        active_params=None if question.active_params is None else int(question.active_params),
+        rank_work=cast("RankWork", question.rank_work),
+        concurrent_ranks=question.concurrency,
+        loads_per_s=question.loads_per_s,
+        hit_shares=dict(parse_hit_share(text) for text in question.hits),
+        claimed_rate_per_s=question.claimed_rate,
+        claimed_bytes_per_token=parse_bytes(question.claimed_bytes_per_token)
+        if question.claimed_bytes_per_token
+        else None,
+        paths=paths,
+    )
+    return scenario, real
+
+
+def _tiers(
+    typed: tuple[TierRate, ...], measured: tuple[TierRate, ...], gpu: Gpu, *, measure: bool
+) -> tuple[TierRate, ...]:
+    """What the user typed and measured; priors only where neither names any tier."""
+    return merged_tiers(measured, typed) or (() if measure else default_tiers(gpu))
+
+
+def _layouts(question: Question) -> tuple[Parallelism, ...]:
+    sizes = (
+        _integers(question.tp, "--tp"),
+        _integers(question.pp, "--pp"),
+        _integers(question.cp, "--cp"),
+    )
+    return tuple(
+        Parallelism(
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            cp_mode=cast("CpMode", question.cp_mode),
+            cp_order=cast("CpOrder", question.cp_order),
+            dp_attention=question.dp_attention,
+            ep=question.ep,
+        )
+        for tp, pp, cp in product(*sizes)
+    )
+
+
+def _integers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text!r} is not a list of whole numbers; write it like {option} 1024,32768"
+        ) from None
+
+
+def _ratio(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"--efficiency {text!r} is neither auto nor a number; write it like --efficiency 0.5"
+        ) from None
+
+
+def _read(files: tuple[Path, ...]) -> list[tuple[Path, Any]]:
+    from kvbench.results.codec import read_document
+
+    return [(file, read_document(file)) for file in files]
+
+
+def _ask_measured(question: Question, scenario: Scenario, real_tiers: tuple[str, ...], progress: Report) -> Answer:
+    from kvbench.probes.measure import measure_host
+    from kvbench.probes.plan import load_measure_plan
+
+    if len(scenario.entries) != 1 or any(layout.ranks != 1 for layout in scenario.layouts):
+        raise UsageError("--measure times one model on one device; give one MODEL and leave --tp, --pp and --cp at 1")
+    entry = scenario.entries[0]
+    specs = real_tiers or (() if question.tiers or question.probe else _default_specs())
+    measured = measure_host(
+        tiers=specs,
+        hf_config=entry.config,
+        plan=load_measure_plan(question.plan),
+        progress=lambda step: progress(step, None),
+    )
+    tiers = merged_tiers(scenario.tiers, measured_tiers(measured.paths))
+    scenario = replace(scenario, tiers=tiers, paths=(*scenario.paths, *measured.paths), prefill=measured.prefill)
+    doubts = _outcome_warnings(measured)
+    if measured.prefill is None or not tiers:
+        if measured.interrupted:
+            return _unfinished(scenario, doubts)
+        reasons = "; ".join(warning.message for warning in doubts) or "no tier could be measured"
+        raise KvbenchError(f"{entry.model.name} could not be compared on this host: {reasons}")
+    answer = load_vs_recompute(scenario, progress=lambda step: progress(step, None))
+    return replace(answer, warnings=(*doubts, *answer.warnings), interrupted=answer.interrupted or measured.interrupted)
+
+
+def _default_specs() -> tuple[str, ...]:
+    return ("dram:1GiB", f"file:{tempfile.gettempdir()}?size=1GiB")
+
+
+def _outcome_warnings(measured: HostMeasurement) -> tuple[Warning_, ...]:
+    failed = tuple(
+        Warning_(
+            code=f"case-{o.status}", message=f"{o.case} {o.status}: {o.reason}", remedy="see docs/load-vs-recompute.md"
+        )
+        for o in measured.outcomes
+        if o.status != "ok"
+    )
+    return (*measured.warnings, *failed)
+
+
+def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...]) -> Answer:
+    """What Ctrl-C left of a measurement that had not reached the comparison."""
+    result = LoadVsRecomputeResult(
+        gpu="this host",
+        efficiency="measured",
+        models=(),
+        inputs=(),
+        points=(),
+        curves=(),
+        measured_paths=scenario.paths,
+        measured_prefill=scenario.prefill,
+    )
+    return Answer(result=result, warnings=warnings, provenance=point_origins(scenario), interrupted=True)
+
+
+def catalogue_text() -> str:
+    """Names of all models and GPUs, one line each."""
+    lines = ["models:"]
+    for name in catalogue_names():
+        entry: CatalogueEntry = find_model(name)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in entry.model.layer_kinds().items())
+        lines.append(f"  {name:<26} {entry.hf or '':<40} {kinds}")
+    return "\n".join([*lines, "GPUs:", *(f"  {name}" for name in gpu_names())])
