@@ -5,11 +5,14 @@ fair share (Bertsekas and Gallager, Data Networks, 6.5.2). It ignores packet ove
 and unfair arbiters.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.graph import Direction, Graph, Hop, Link, LinkRates, Rate
+
+_SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ def fair_shares(capacities: Mapping[str, float], uses: Sequence[Mapping[str, flo
     """Rate and limiting resource of each flow, given what one unit of each flow takes from each resource.
 
     Rate 0 and an empty name mean that the flow uses no resource with a capacity. Of resources that fill at the same
-    moment the first in the order of `capacities` is named.
+    moment (to one part in 10⁹) the first in the order of `capacities` is named.
     """
     if any(capacity <= 0 for capacity in capacities.values()):
         worst = min(capacities, key=lambda name: capacities[name])
@@ -50,9 +53,9 @@ def fair_shares(capacities: Mapping[str, float], uses: Sequence[Mapping[str, flo
         for index in active:
             for name, share in known[index].items():
                 load[name] += share
-        step, full = min(
-            ((left[name] / total, name) for name, total in load.items() if total > 0), key=lambda found: found[0]
-        )
+        steps = {name: left[name] / total for name, total in load.items() if total > 0}
+        step = min(steps.values())
+        full = next(name for name, needed in steps.items() if needed <= step * (1 + _SAME))
         level += step
         for name, total in load.items():
             left[name] = max(left[name] - step * total, 0.0)
@@ -77,10 +80,14 @@ def expected(rates: LinkRates) -> Rate | None:
 
 
 def share_flows(graph: Graph, flows: Sequence[Flow], *, rate_of: RateOf) -> tuple[FlowShare, ...]:
-    """What each flow gets when all run at once, with the rates that `rate_of` picks."""
+    """What each flow gets when all run at once, with the rates that `rate_of` picks.
+
+    Where a GPU's own link and the uplink above it fill together, the less shared one is named.
+    """
     used = _directions_in_use(flows)
+    crossing = Counter(hop.link for flow in flows for hop in flow.hops)
     capacities: dict[str, float] = {}
-    for link_id, directions in used.items():
+    for link_id, directions in sorted(used.items(), key=lambda item: crossing[item[0]]):
         link = graph.links[link_id]
         for direction in sorted(directions):
             rate = _capacity(link, direction, len(directions) == 2, rate_of)
@@ -102,7 +109,7 @@ def share_flows(graph: Graph, flows: Sequence[Flow], *, rate_of: RateOf) -> tupl
 def _directions_in_use(flows: Sequence[Flow]) -> dict[str, set[Direction]]:
     used: dict[str, set[Direction]] = {}
     for flow in flows:
-        for hop in flow.hops:
+        for hop in reversed(flow.hops):  # a load's last hop is the device's own link
             used.setdefault(hop.link, set()).add(hop.direction)
     return used
 

@@ -51,8 +51,8 @@ class LinkRates:
     """What is known of one direction of a link.
 
     `theory` is the wire rate, `typical` what a named source measured or plans with on the same kind of link, and
-    `measured` this machine. `while_both` is what the direction keeps while the opposite one is saturated, where a source
-    says that it is less. `absent` says why there is no measured value.
+    `measured` this machine. `while_both` is what the direction keeps while the opposite one is saturated, where a
+    source says that it is less. `absent` says why there is no measured value.
     """
 
     theory: Rate | None = None
@@ -258,7 +258,9 @@ class Graph:
             for link in self.across(end, "c2c", "nvlink"):
                 at = link.b if link.a == end else link.a
                 if self.nodes[at].kind in {"numa", "socket"}:
-                    direct = Hop(link=link.id, direction="forward" if (link.a == end) == (end == source) else "backward")
+                    direct = Hop(
+                        link=link.id, direction="forward" if (link.a == end) == (end == source) else "backward"
+                    )
                     rest = self._tree_path(at, target) if end == source else self._tree_path(source, at)
                     return (direct, *rest) if end == source else (*rest, direct)
         return self._tree_path(source, target)
@@ -269,8 +271,9 @@ class Graph:
         rising = [node for node in up if node.id not in common]
         falling = [node for node in down if node.id not in common]
         crossing: list[Hop | None] = []
+        joined = self._socket_links
         for (at_up, high), (at_down, low) in product(enumerate(rising), enumerate(falling)):
-            link = next(iter(self.between(high.id, low.id, "socket")), None)
+            link = joined.get((high.id, low.id))
             if link is not None:
                 crossing = [Hop(link=link.id, direction="forward" if link.a == high.id else "backward")]
                 rising, falling = rising[:at_up], falling[:at_down]
@@ -279,12 +282,17 @@ class Graph:
         hops += [self._hop(node.id, "backward") for node in reversed(falling)]
         return tuple(hop for hop in hops if hop is not None)
 
+    @cached_property
+    def _socket_links(self) -> Mapping[tuple[str, str], Link]:
+        links = [link for link in self.machine.links if link.kind == "socket"]
+        return {pair: link for link in links for pair in ((link.a, link.b), (link.b, link.a))}
+
     def _hop(self, node_id: str, direction: Direction) -> Hop | None:
         link = self.uplink(node_id)
         return None if link is None else Hop(link=link.id, direction=direction)
 
     def path_class(self, a: str, b: str) -> PathClass:
-        """PIX below one switch or on one card, PXB over several, PHB, NODE, SYS: the class of the lowest common parent."""
+        """PIX below one switch or on one card, PXB over several, then PHB, NODE, SYS, by the lowest shared parent."""
         if a == b:
             return "X"
         above_a, above_b = self.ancestors(a), self.ancestors(b)
@@ -309,6 +317,10 @@ class Graph:
         through = self.switched_nvlinks(a, b)
         return f"NV{through}" if through else self.path_class(a, b)
 
+    def switched(self, gpu: str) -> bool:
+        """Whether the GPU has NVLinks into an NVSwitch."""
+        return any("nvswitch" in self._kinds(link) for link in self.across(gpu, "nvlink"))
+
     def switched_nvlinks(self, a: str, b: str) -> int:
         """Links that both GPUs have into the NVSwitch fabric; 0 where either has none."""
         counts = [
@@ -325,7 +337,9 @@ class Graph:
 
     def walk(self, node_id: str | None = None, depth: int = 0) -> Iterator[tuple[int, Node]]:
         """The tree from the top, each node with its depth."""
-        roots = [node for node in self.machine.nodes if node.parent is None] if node_id is None else [self.nodes[node_id]]
+        roots = (
+            [node for node in self.machine.nodes if node.parent is None] if node_id is None else [self.nodes[node_id]]
+        )
         stack = [(depth, root) for root in reversed(roots)]
         while stack:
             level, node = stack.pop()

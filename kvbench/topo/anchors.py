@@ -23,7 +23,7 @@ def anchors() -> Mapping[str, Any]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    loaded: Mapping[str, Any] = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 a safe loader
+    loaded: Mapping[str, Any] = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=loader)
     return loaded
 
 
@@ -122,7 +122,9 @@ def socket_rates(cpu_model: str | None) -> LinkRates:
     """The link between two sockets: NCCL's planning constant for the CPU family."""
     for row in anchors()["socket"] if cpu_model else ():
         if re.search(row["match"], cpu_model or "", re.IGNORECASE):
-            return LinkRates(typical=_typical(row["typical"], row["source"], "a planning constant, below the wire rate"))
+            return LinkRates(
+                typical=_typical(row["typical"], row["source"], "a planning constant, below the wire rate")
+            )
     return LinkRates(absent=f"not measured, and no figure for the CPU model ({cpu_model or 'not in the input'})")
 
 

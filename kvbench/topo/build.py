@@ -1,7 +1,7 @@
 """Joins the facts of all inputs on the PCI bus id into one machine: nodes, links, and what is known of each link."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -34,7 +34,7 @@ from kvbench.topo.anchors import (
     xgmi_rates,
 )
 from kvbench.topo.cluster import clusters
-from kvbench.topo.facts import DiskFact, Facts, MatrixFact, NumaFact, NvlinkFact, PciFact
+from kvbench.topo.facts import Affinity, DiskFact, Facts, MatrixFact, NumaFact, NvlinkFact, PciFact
 
 _GPU_CLASSES = frozenset({0x0302, 0x1200})
 _DISPLAY = 0x0300
@@ -74,7 +74,7 @@ class _Builder:
     products: dict[str, GpuAnchor] = field(default_factory=dict)  # gpu node id to its product
 
     def machine(self) -> Machine:
-        self.pci = _merged_pci(self.inputs)
+        self.pci = _with_port_rates(_merged_pci(self.inputs), self.inputs)
         matrices = [facts.matrix for facts in self.inputs if facts.matrix is not None]
         disks = _merged_disks(self.inputs)
         self.add(Node(id="machine", kind="machine", name="machine", parent=None))
@@ -106,12 +106,32 @@ class _Builder:
     def link(self, link: Link) -> None:
         self.links.setdefault(link.id, link)
 
-    def tree_link(self, child: str, kind: LinkKind, forward: LinkRates, backward: LinkRates, **more: object) -> None:
-        parent = self.nodes[child].parent
-        assert parent is not None  # noqa: S101 only called for nodes that have one
-        label = f"{self.nodes[child].name} to {self.nodes[parent].name}"
+    def tree_link(
+        self,
+        child: str,
+        kind: LinkKind,
+        forward: LinkRates,
+        backward: LinkRates,
+        *,
+        half_duplex: bool = False,
+        shared_group: str | None = None,
+        pcie: PcieState | None = None,
+    ) -> None:
+        """The link of a node to its parent."""
+        parent = self.nodes[child].parent or "machine"
         self.link(
-            Link(id=f"{child}-{parent}", kind=kind, a=child, b=parent, label=label, forward=forward, backward=backward, **more)  # type: ignore[arg-type]
+            Link(
+                id=f"{child}-{parent}",
+                kind=kind,
+                a=child,
+                b=parent,
+                label=f"{_short(self.nodes[child])} to {_short(self.nodes[parent])}",
+                forward=forward,
+                backward=backward,
+                half_duplex=half_duplex,
+                shared_group=shared_group,
+                pcie=pcie,
+            )
         )
 
     # -- memory -----------------------------------------------------------------------------------------------------
@@ -185,7 +205,7 @@ class _Builder:
         if chain[-1] in self.pci:  # the chain ends at a bridge whose host bridge no input names
             chain.append(f"pci-of-{chain[-1]}")
         parent = self.host_bridge(chain[-1], [self.pci[address] for address in chain[:-1] if address in self.pci])
-        bridges = [address for address in reversed(chain[1:-1])]
+        bridges = list(reversed(chain[1:-1]))
         port: str | None = None
         for depth, address in enumerate(bridges):
             bridge = self.pci.get(address) or PciFact(bus_id=address)
@@ -238,7 +258,7 @@ class _Builder:
         told = [
             fact.acs_redirect
             for fact in self.pci.values()
-            if (fact.bus_id == address or fact.parent == address) and fact.acs_redirect is not None
+            if address in (fact.bus_id, fact.parent) and fact.acs_redirect is not None
         ]
         return any(told) if told else None
 
@@ -284,6 +304,7 @@ class _Builder:
             parent=parent,
             bus_id=fact.bus_id if re.match(r"[0-9a-f]{4,8}:", fact.bus_id) else None,
             numa=fact.numa,
+            cpus=fact.cpus,
             gpu=self.traits(node_id, fact) if kind == "gpu" else None,
             memory_bytes=size if kind == "disk" else None,
             port_bus_id=port,
@@ -335,7 +356,9 @@ class _Builder:
         both = product.both if product else None
         if state is not None and (running := _running(state, busy=fact.busy)) is not None:
             lane, width = running
-            sides = tuple(pcie_rates(lane, width, origin=state.origin, both=both, toward_cpu=up) for up in (True, False))
+            sides = tuple(
+                pcie_rates(lane, width, origin=state.origin, both=both, toward_cpu=up) for up in (True, False)
+            )
             if kind == "nvme":
                 return replace(sides[0], typical=nvme_read(lane, width)), replace(sides[1], typical=None)
             return sides[0], sides[1]
@@ -403,12 +426,12 @@ class _Builder:
                 "add lspci -t and lspci -vv"
             )
 
-    def numa_cpus(self, node_id: str, trees: Sequence[Sequence[Sequence[str]]], known: dict[str, object]) -> None:
+    def numa_cpus(self, node_id: str, trees: Sequence[Sequence[Sequence[str]]], known: Mapping[str, Affinity]) -> None:
         node = self.nodes[node_id]
         for tree in trees:
             for group in tree:
                 for label in group:
-                    cpus = getattr(known.get(label), "cpus", None)
+                    cpus = known[label].cpus if label in known else None
                     if cpus and node.cpus is None:
                         self.nodes[node_id] = node = replace(node, cpus=cpus)
 
@@ -426,6 +449,7 @@ class _Builder:
             found[label] = replace(
                 fact,
                 numa=row.numa_node if row else None,
+                cpus=row.cpus if row else None,
                 gpu_numa_id=int(own[0]) if own else None,
                 name=fact.name or names.get(index, "") if index is not None else fact.name,
             )
@@ -489,7 +513,10 @@ class _Builder:
         gpus = [fact for fact in self.pci.values() if self.nodes.get(self.node_of.get(fact.bus_id, ""), None)]
         gpus = [fact for fact in gpus if self.nodes[self.node_of[fact.bus_id]].kind == "gpu"]
         for label, fact in _gpu_by_index(matrix, gpus, self.notes).items():
-            self.node_of[label] = self.node_of[fact.bus_id]
+            node_id = self.node_of[label] = self.node_of[fact.bus_id]
+            row = next((row for row in matrix.affinity if row.label == label), None)
+            if row is not None and row.cpus is not None:
+                self.nodes[node_id] = replace(self.nodes[node_id], cpus=row.cpus)
         names = dict(matrix.nic_names)
         by_name = {name: fact.bus_id for fact in self.pci.values() for name in fact.os_names}
         for label in matrix.nics:
@@ -526,7 +553,9 @@ class _Builder:
         for matrix in matrices if not explicit else ():
             self.matrix_links(matrix)
         for node_id, product in self.products.items():
-            if product.c2c is not None and not any(link.kind == "c2c" and link.a == node_id for link in self.links.values()):
+            if product.c2c is not None and not any(
+                link.kind == "c2c" and link.a == node_id for link in self.links.values()
+            ):
                 numa = next((node for node in self.above(node_id) if node.kind == "numa"), None)
                 if numa is not None:
                     self.across(node_id, numa.id, "c2c", 1, product)
@@ -540,6 +569,8 @@ class _Builder:
     def explicit_link(self, fact: NvlinkFact) -> None:
         a = self.node_of.get(fact.a) or self.end(fact.a)
         b = self.node_of.get(fact.b) or self.end(fact.b)
+        if fact.b == "near-numa" and a is not None:
+            b = next((node.id for node in self.above(a) if node.kind == "numa"), None)
         if a is None or b is None or a == b:
             self.notes.append(f"{fact.kind} from {fact.a} to {fact.b}: an end is no device read; left out")
             return
@@ -564,9 +595,7 @@ class _Builder:
         return None
 
     def fabric(self) -> str:
-        return self.add(
-            Node(id="nvswitch", kind="nvswitch", name="NVSwitch fabric", parent="machine", inferred=True)
-        )
+        return self.add(Node(id="nvswitch", kind="nvswitch", name="NVSwitch fabric", parent="machine", inferred=True))
 
     def across(
         self, a: str, b: str, kind: LinkKind, count: int, product: GpuAnchor | None, *, rate: float | None = None
@@ -587,7 +616,7 @@ class _Builder:
                 kind=kind,
                 a=a,
                 b=b,
-                label=f"{self.nodes[a].name} to {self.nodes[b].name}",
+                label=f"{_short(self.nodes[a])} to {_short(self.nodes[b])}",
                 forward=up,
                 backward=down,
                 count=count,
@@ -640,8 +669,9 @@ class _Builder:
             self.tree_link(node.id, "internal", INTERNAL, INTERNAL)
         for node in [node for node in self.nodes.values() if node.kind == "group"]:
             self.tree_link(node.id, "internal", INTERNAL, INTERNAL)
-        rates = socket_rates(model)
-        for a, b in combinations([*sockets, *loose], 2):
+        pairs = list(combinations([*sockets, *loose], 2))
+        rates = socket_rates(model) if pairs else INTERNAL
+        for a, b in pairs:
             self.link(
                 Link(
                     id=f"{a.id}={b.id}",
@@ -659,7 +689,7 @@ class _Builder:
 
     def dram_theory(self, sockets: Sequence[Node]) -> None:
         spec = self.assumed.dram
-        assert spec is not None  # noqa: S101 checked by the caller
+        assert spec is not None
         for node in [node for node in self.nodes.values() if node.kind == "dram"]:
             numa = self.nodes[node.parent or ""]
             beside = [other for other in self.nodes.values() if other.kind == "numa" and other.parent == numa.parent]
@@ -704,6 +734,11 @@ class _Builder:
                     yield ReportedPair(a=self.node_of[a], b=self.node_of[b], cell=cell)
 
 
+def _short(node: Node) -> str:
+    """The name without product and remark, for the labels of links."""
+    return node.name.split(" ")[0] if node.kind == "gpu" else node.name.removesuffix(" (inferred)")
+
+
 def _merged_pci(inputs: Sequence[Facts]) -> dict[str, PciFact]:
     found: dict[str, PciFact] = {}
     for facts in inputs:
@@ -711,6 +746,21 @@ def _merged_pci(inputs: Sequence[Facts]) -> dict[str, PciFact]:
             old = found.get(fact.bus_id)
             found[fact.bus_id] = fact if old is None else _merge_pci(old, fact)
     return found
+
+
+def _with_port_rates(pci: dict[str, PciFact], inputs: Sequence[Facts]) -> dict[str, PciFact]:
+    """Adds what ethtool says to the function that carries the device's name."""
+    rates = {name: (now, most) for facts in inputs for name, now, most in facts.port_rates}
+    for address, fact in pci.items() if rates else ():
+        for name in fact.os_names:
+            if name in rates:
+                now, most = rates[name]
+                pci[address] = replace(
+                    fact,
+                    line_rate_bit_per_s=fact.line_rate_bit_per_s or now,
+                    port_rate_bit_per_s=most or fact.port_rate_bit_per_s,
+                )
+    return pci
 
 
 def _merge_pci(old: PciFact, new: PciFact) -> PciFact:
@@ -781,7 +831,8 @@ def _device_names(
     pci: dict[str, PciFact], wanted: dict[str, NodeKind], disks: dict[str, list[DiskFact]]
 ) -> dict[str, tuple[str, str]]:
     """Node id and shown name of each device: GPUs by the tool's index or in bus order, others by what the system calls
-    them."""
+    them.
+    """
     found = {}
     counts: dict[str, int] = {}
     for address, kind in sorted(wanted.items(), key=lambda item: _order(pci[item[0]])):

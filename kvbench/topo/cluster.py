@@ -16,7 +16,8 @@ _LEVELS = ("PIX", "PXB", "PHB", "NODE")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """One host bridge of the inferred tree: groups of groups of labels, the outer sharing a switch tree, the inner a
-    switch or card."""
+    switch or card.
+    """
 
     trees: tuple[tuple[tuple[str, ...], ...], ...]
     numa: int | None

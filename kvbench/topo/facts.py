@@ -41,6 +41,7 @@ class PciFact:
     link_bytes_per_s: float | None = None
     is_switch: bool = False
     near_numa: tuple[int, ...] = ()
+    cpus: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,10 @@ class DiskFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that one input says. `notes` are one-line remarks for people; `truncated` says that the input ends early."""
+    """All that one input says. `notes` are one-line remarks for people; `truncated` says that the input ends early.
+
+    `port_rates` are a network device's rate now and its port's highest, in bits per second.
+    """
 
     format: str
     source: str
@@ -138,6 +142,7 @@ class Facts:
     truncated: bool = False
     notes: tuple[str, ...] = ()
     gpu_absent: str | None = None
+    port_rates: tuple[tuple[str, float | None, float | None], ...] = ()
 
 
 _BUS_ID = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])")

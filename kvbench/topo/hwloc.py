@@ -41,7 +41,8 @@ def read_hwloc(text: str, source: str) -> Facts:
     version = root.get("version") or "1.x"
     if root.tag != "topology" or not version.startswith(("2", "3")):
         raise KvbenchError(
-            f"{source}: <{root.tag} version={version!r}> is not hwloc XML 2.x or 3.x; write it again with lstopo --of xml"
+            f"{source}: <{root.tag} version={version!r}> is not hwloc XML 2.x or 3.x; write it again with lstopo "
+            "--of xml"
         )
     found = _Found()
     for top in root.children:
@@ -117,7 +118,11 @@ def _device(element: Element, found: _Found, parent: str | None, nodeset: str) -
     if key != address:
         found.notes.append(f"PCI address {address} occurs twice; the second is {key}")
     match = _TYPE.match(element.get("pci_type"))
-    speed = float(element.get("pci_link_speed") or 0) if re.fullmatch(r"[\d.]{1,12}", element.get("pci_link_speed") or "0") else 0.0
+    speed = (
+        float(element.get("pci_link_speed") or 0)
+        if re.fullmatch(r"[\d.]{1,12}", element.get("pci_link_speed") or "0")
+        else 0.0
+    )
     near = bits(nodeset) if nodeset else ()
     found.pci[key] = PciFact(
         bus_id=key,
@@ -160,14 +165,16 @@ def _os_device(element: Element, found: _Found, parent: str | None, nodeset: str
         device,
         os_names=(*device.os_names, name),
         name=model or device.name,
-        is_gpu=device.is_gpu or bool(model) and re.match(r"(cuda|nvml|rsmi|opencl)", name) is not None,
+        is_gpu=device.is_gpu or (bool(model) and re.match(r"(cuda|nvml|rsmi|opencl)", name) is not None),
         memory_bytes=memory * 1024 if memory else device.memory_bytes,
         tool_index=int(index[1]) if index else device.tool_index,
     )
 
 
 def _info(element: Element, name: str) -> str | None:
-    return next((child.get("value") for child in element.children if child.tag == "info" and child.get("name") == name), None)
+    return next(
+        (child.get("value") for child in element.children if child.tag == "info" and child.get("name") == name), None
+    )
 
 
 def _distances(root: Element, found: _Found) -> None:

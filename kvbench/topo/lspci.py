@@ -1,11 +1,11 @@
-"""Reads `lspci -vv` (also `-vvv`, `-nn`, `-D`) blocks and the `lspci -t`, `-tv` tree.
+r"""Reads `lspci -vv` (also `-vvv`, `-nn`, `-D`) blocks and the `lspci -t`, `-tv` tree.
 
-    31:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)
-            LnkCap: Port #0, Speed 16GT/s, Width x16, ASPM L1, Exit Latency L1 <64us
-            LnkSta: Speed 8GT/s (downgraded), Width x8 (downgraded)
+31:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)
+        LnkCap: Port #0, Speed 16GT/s, Width x16, ASPM L1, Exit Latency L1 <64us
+        LnkSta: Speed 8GT/s (downgraded), Width x8 (downgraded)
 
-    -[0000:00]-+-00.0
-               \\-01.0-[01-05]----00.0-[02-05]--+-00.0-[03]----00.0
+-[0000:00]-+-00.0
+           \-01.0-[01-05]----00.0-[02-05]--+-00.0-[03]----00.0
 """
 
 import re
@@ -47,14 +47,20 @@ _VENDORS = {"nvidia": 0x10DE, "advanced micro devices": 0x1002, "mellanox": 0x15
 
 
 def looks_like_lspci(text: str) -> bool:
+    """Whether the text has link lines or starts with device titles."""
     head = text[:200_000]
-    return "LnkSta:" in head or "LnkCap:" in head or any(
-        (match := _BLOCK.fullmatch(line)) is not None and match[2] is not None and ":" in match[2]
-        for line in head.splitlines()[:50]
+    return (
+        "LnkSta:" in head
+        or "LnkCap:" in head
+        or any(
+            (match := _BLOCK.fullmatch(line)) is not None and match[2] is not None and ":" in match[2]
+            for line in head.splitlines()[:50]
+        )
     )
 
 
 def looks_like_tree(text: str) -> bool:
+    """Whether the text starts with a root bus such as `-[0000:00]-`."""
     return re.match(r"\s*-(?:\+-)?\[(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}\]-", text, re.IGNORECASE) is not None
 
 
@@ -81,7 +87,9 @@ def read_lspci(text: str, source: str) -> Facts:
                 fact = replace(fact, acs_redirect="ReqRedir+" in match[1] or "CmpltRedir+" in match[1])
         found.append(replace(fact, state=_state(caps)))
     if not found:
-        raise KvbenchError(f"{source}: no device block such as `31:00.0 3D controller: …`; give the output of lspci -vv")
+        raise KvbenchError(
+            f"{source}: no device block such as `31:00.0 3D controller: …`; give the output of lspci -vv"
+        )
     return Facts(format="lspci -vv", source=source, pci=_with_parents(found, secondary), iommu=iommu)
 
 
@@ -153,9 +161,9 @@ _MOST_LINES = 20_000
 
 
 def read_tree(text: str, source: str) -> Facts:
-    """The devices of an `lspci -t` drawing with the bridge above each; `-tv` adds names.
+    r"""The devices of an `lspci -t` drawing with the bridge above each; `-tv` adds names.
 
-    Each `-+-`, `+-` or `\\-` opens or continues a level; `[02-05]` after a device makes it the bridge of bus 02.
+    Each `-+-`, `+-` or `\-` opens or continues a level; `[02-05]` after a device makes it the bridge of bus 02.
     """
     found: dict[str, PciFact] = {}
     levels: list[_Level] = []
@@ -180,7 +188,9 @@ def _read_tree_line(line: str, levels: list[_Level], found: dict[str, PciFact], 
         while levels and levels[-1].column > at:
             levels.pop()
         if not levels or levels[-1].column != at:
-            raise KvbenchError(f"{where}: {device[0]} stands below no bus; was the drawing's indent lost? give raw text")
+            raise KvbenchError(
+                f"{where}: {device[0]} stands below no bus; was the drawing's indent lost? give raw text"
+            )
         level = levels[-1]
         address = f"{level.domain:04x}:{level.bus:02x}:{device[1].lower()}.{device[2]}"
         below = _BELOW.match(line, device.end())

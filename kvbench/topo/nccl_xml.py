@@ -67,7 +67,9 @@ class _Reader:
             if child.tag == "pci":
                 self.device(child, f"pci-numa{'?' if numa is None else numa}", numa)
             elif child.tag == "nic":
-                self.notes.append(f"{', '.join(net.get('name') for net in child.children)} has no PCI address; left out")
+                self.notes.append(
+                    f"{', '.join(net.get('name') for net in child.children)} has no PCI address; left out"
+                )
 
     def device(self, pci: Element, parent: str, numa: int | None) -> None:
         address = bus_id(pci.get("busid"))
@@ -114,9 +116,7 @@ def _state(pci: Element) -> PcieState | None:
     rate, width = lane_rate(pci.get("link_speed")), whole(pci.get("link_width"))
     if rate is None or not width:  # width 0: a virtual machine hides it
         return None
-    return PcieState(
-        lane_gt_per_s=rate, width=width, max_lane_gt_per_s=None, max_width=None, origin=_ORIGIN
-    )
+    return PcieState(lane_gt_per_s=rate, width=width, max_lane_gt_per_s=None, max_width=None, origin=_ORIGIN)
 
 
 def _cpu_model(cpu: Element) -> str | None:

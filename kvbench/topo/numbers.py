@@ -26,7 +26,9 @@ def cpu_list(mask: str) -> str | None:
     text = mask.strip()
     if not text or len(text) > 4096:
         return None
-    if "-" in text or re.fullmatch(r"\d{1,5}(,\d{1,5})*", text) and not re.fullmatch(r"[0-9a-f]{8}(,[0-9a-f]{8})*", text):
+    if "-" in text or (
+        re.fullmatch(r"\d{1,5}(,\d{1,5})*", text) and not re.fullmatch(r"[0-9a-f]{8}(,[0-9a-f]{8})*", text)
+    ):
         return text
     words = [word.removeprefix("0x") or "0" for word in text.split(",")]
     if not all(re.fullmatch(r"[0-9a-fA-F]{1,8}", word) for word in words):
@@ -60,3 +62,11 @@ def _ranges(indexes: list[int]) -> str | None:
 def ranges(indexes: tuple[int, ...]) -> str | None:
     """`0-3,8` for 0, 1, 2, 3, 8; None for nothing."""
     return _ranges(sorted(set(indexes)))
+
+
+_LANE_RATES = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+
+def generation_rate(generation: int | None) -> float | None:
+    """GT/s per lane of a PCIe generation; None for an unknown one."""
+    return _LANE_RATES.get(generation or 0)

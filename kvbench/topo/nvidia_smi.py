@@ -1,4 +1,4 @@
-"""Reads `nvidia-smi topo -m`, `topo -p2p`, `nvidia-smi -L` and `--query-gpu` text as drivers print it and people paste it.
+"""Reads `nvidia-smi topo -m`, `topo -p2p`, `-L` and `--query-gpu` as drivers print them and people paste them.
 
 A row of `topo -m`, columns apart by tabs, or by blanks once pasted:
 
@@ -15,6 +15,7 @@ from kvbench.core.graph import PcieState
 from kvbench.core.provenance import Origin
 from kvbench.core.units import MIB
 from kvbench.topo.facts import Affinity, Facts, MatrixFact, PciFact, bus_id
+from kvbench.topo.numbers import generation_rate
 
 MOST_LABELS = 512
 _MOST_LINE = 16384
@@ -44,6 +45,7 @@ def looks_like_matrix(text: str) -> bool:
 
 
 def looks_like_gpu_list(text: str) -> bool:
+    """Whether the text starts with lines of `nvidia-smi -L`."""
     return any(_GPU_LINE.fullmatch(line) for line in _lines(text)[:64])
 
 
@@ -155,7 +157,8 @@ def _row(line: str, number: int, cell: re.Pattern[str]) -> _Row | None:
     match = _ROW.fullmatch(line)
     if match is None or match[1] in {"X", "Legend"}:
         return None
-    rest, at, cells = match[2], 0, []
+    rest, at = match[2], 0
+    cells: list[str] = []
     while len(cells) <= MOST_LABELS and (token := cell.match(rest, at)):
         cells.append(token[1])
         at = token.end()
@@ -201,7 +204,8 @@ def _check_cells(
     for row_at, label in enumerate(labels):
         if label in rows and matrix[row_at][row_at] not in {"X", None}:
             raise KvbenchError(
-                f"{source}:{rows[label].line}: row {label} has {matrix[row_at][row_at]} on its own column instead of X; "
+                f"{source}:{rows[label].line}: row {label} has {matrix[row_at][row_at]} on its own column instead "
+                "of X; "
                 "was a column lost while pasting? give the raw output"
             )
         for column, other in enumerate(labels[:row_at]):
@@ -233,7 +237,8 @@ def _labels_without_header(rows: Sequence[_Row]) -> tuple[str, ...]:
 
 def _affinity(row: _Row, num_labels: int, header: tuple[str, ...] | None) -> Affinity:
     """CPU, NUMA and GPU NUMA columns. With tabs they stand in their place; otherwise read from the right, where a
-    missing token is the CPU column (a cpuset leaves it blank)."""
+    missing token is the CPU column (a cpuset leaves it blank).
+    """
     blank = Affinity(label=row.label, cpus=None, numa=None, gpu_numa=None)
     if len(row.cells) < num_labels:
         return blank
@@ -261,7 +266,7 @@ _QUERY_ORIGIN = Origin(provenance="measured", source="nvidia-smi --query-gpu")
 
 
 def read_query(text: str, source: str) -> Facts:
-    """GPUs of `nvidia-smi --query-gpu=index,pci.bus_id,name,… --format=csv`, whose header names the columns:
+    """GPUs of `nvidia-smi --query-gpu=index,pci.bus_id,name,… --format=csv`. Its header names the columns.
 
     index, pci.bus_id, name, memory.total [MiB], pcie.link.gen.current, pcie.link.width.current
     0, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559 MiB, 5, 16
@@ -306,11 +311,3 @@ def _queried_gpu(address: str, values: dict[str, str]) -> PciFact:
 def _number(text: str | None) -> int | None:
     match = re.match(r"\d{1,12}", text or "")
     return int(match[0]) if match else None
-
-
-_LANE_RATES = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
-
-
-def generation_rate(generation: int | None) -> float | None:
-    """GT/s per lane of a PCIe generation; None for an unknown one."""
-    return _LANE_RATES.get(generation or 0)

@@ -1,9 +1,9 @@
 """Reads `rocm-smi --showtopo` text: weights, hops, link types between GPUs, and their NUMA nodes.
 
-    ============================ Link Type between two GPUs ============================
-           GPU0         GPU1
-    GPU0   0            XGMI
-    GPU[0]          : (Topology) Numa Node: 0
+============================ Link Type between two GPUs ============================
+       GPU0         GPU1
+GPU0   0            XGMI
+GPU[0]          : (Topology) Numa Node: 0
 """
 
 import re
@@ -19,6 +19,7 @@ _MOST_GPUS = 256
 
 
 def looks_like_rocm(text: str) -> bool:
+    """Whether the text has a section of --showtopo near its start."""
     head = text[:20000]
     return "between two GPUs" in head or "(Topology) Numa Node" in head
 

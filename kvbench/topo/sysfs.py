@@ -34,8 +34,8 @@ def _sys(folder: Path) -> Path | None:
     return None
 
 
-def read_root(root: Path) -> Facts:
-    """Everything under `root`: `/` for this machine, else a folder with a captured `sys` (and, where there, `proc`)."""
+def read_root(root: Path, *, name: str | None = None) -> Facts:
+    """Everything under `root`: `/` for this machine, else a captured `sys` (and `proc`); `name` is shown as the source."""
     sys = _sys(root)
     if sys is None:
         raise KvbenchError(f"{root}: holds no /sys tree (no devices and bus folder); name the folder that was captured")
@@ -44,7 +44,7 @@ def read_root(root: Path) -> Facts:
     pci = tuple(_devices(sys, names))
     return Facts(
         format="sysfs",
-        source=str(root),
+        source=name or str(root),
         pci=pci,
         numa=tuple(_numa_nodes(sys)),
         packages=_packages(sys),
@@ -56,7 +56,7 @@ def read_root(root: Path) -> Facts:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a small regular file; None where it is absent, refuses to be read (a NIC that is down) or is no file."""
+    """The text of a small regular file; None where it is absent or refuses to be read (as a NIC that is down does)."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return None
@@ -68,7 +68,7 @@ def _read(path: Path) -> str | None:
 
 def _listed(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))
+        return sorted(path.name for path in folder.iterdir())
     except OSError:
         return []
 
@@ -112,7 +112,7 @@ def _is_bridge(class_code: int | None) -> bool:
 def _parent(path: Path) -> str | None:
     """The bridge or host bridge above, from where the link in bus/pci/devices points."""
     try:
-        target = os.readlink(path)
+        target = str(path.readlink())
     except OSError:
         return None
     parts = target.split("/")
@@ -244,9 +244,7 @@ def _numa_nodes(sys: Path) -> Iterator[NumaFact]:
             cpus=cpus or None,
             memory_bytes=int(total[1]) * KIB if total else None,
             package=_package(sys, cpus),
-            distances=tuple(
-                (other, int(word)) for other, word in zip(indexes, words, strict=False) if word.isdigit()
-            ),
+            distances=tuple((other, int(word)) for other, word in zip(indexes, words, strict=False) if word.isdigit()),
             has_cpus=bool(cpus) if cpus is not None else True,
         )
 
@@ -260,7 +258,9 @@ def _package(sys: Path, cpus: str | None) -> int | None:
 
 
 def _packages(sys: Path) -> tuple[tuple[int, str], ...]:
-    return tuple((index, "") for index in sorted({node.package for node in _numa_nodes(sys) if node.package is not None}))
+    return tuple(
+        (index, "") for index in sorted({node.package for node in _numa_nodes(sys) if node.package is not None})
+    )
 
 
 def _cpu_model(proc: Path) -> str | None:
@@ -269,7 +269,7 @@ def _cpu_model(proc: Path) -> str | None:
 
 
 def _iommu(sys: Path, pci: tuple[PciFact, ...]) -> str | None:
-    """`off`, `passthrough`, `translating`, or `groups` where old kernels do not tell the type; None if /sys lacks it."""
+    """`off`, `passthrough`, `translating`, or `groups` where old kernels do not tell; None if /sys lacks it."""
     folder = sys / "kernel/iommu_groups"
     if not folder.is_dir():
         return None
@@ -278,7 +278,7 @@ def _iommu(sys: Path, pci: tuple[PciFact, ...]) -> str | None:
     kinds = set()
     for fact in pci:
         try:
-            group = Path(os.readlink(sys / "bus/pci/devices" / fact.bus_id / "iommu_group")).name
+            group = (sys / "bus/pci/devices" / fact.bus_id / "iommu_group").readlink().name
         except OSError:
             continue
         if fact.class_code is not None and fact.class_code >> 8 in {0x01, 0x02, 0x03, 0x12}:
