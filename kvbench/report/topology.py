@@ -83,8 +83,11 @@ def _verdict(result: TopologyResult, graph: Graph) -> str:
     if not known:
         return f"{_count(len(gpus), 'GPU')}, but no ceiling: {_why_no_ceiling(singles, graph)}"
     slowest = min(known, key=lambda c: c.total_bytes_per_s or 0.0)
+    fastest = max(c.total_bytes_per_s or 0.0 for c in known)
+    equal = (slowest.total_bytes_per_s or 0.0) >= 0.98 * fastest
+    who = "One GPU" if equal else f"{slowest.scenario.removeprefix('one:').upper()}, the slowest alone,"
     one = (
-        f"One GPU loads at most {format_bandwidth(slowest.total_bytes_per_s or 0.0)} from its near DRAM "
+        f"{who} loads at most {format_bandwidth(slowest.total_bytes_per_s or 0.0)} from its near DRAM "
         f"({_named(slowest.limits, graph)})"
     )
     every = _expected(result, "all-near")

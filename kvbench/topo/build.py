@@ -44,7 +44,8 @@ _NVME, _STORAGE, _BRIDGE, _NVSWITCH = 0x0108, 0x01, 0x0604, 0x0680
 _NVIDIA = 0x10DE
 _MOST_DIRECT_NVLINKS = 18  # no GPU has more links than that without an NVSwitch
 _BITS = 8
-_RDMA = re.compile(r"(mlx|bnxt_re|irdma|efa|hfi|qib|rocep|roce|ibp|rdma)")
+_RDMA = re.compile(r"(mlx|bnxt_re|irdma|efa|hfi|qib|roce|ibp|rdma)")
+_MOST_UNNAMED = 256
 INTERNAL = LinkRates(absent="inside the package; no figure is published")
 
 
@@ -190,6 +191,10 @@ class _Builder:
             kind = _kind(fact, disks)
             if kind is not None:
                 wanted[fact.bus_id] = kind
+        if not wanted:  # `lspci -t` alone names no classes: show what hangs below the bridges
+            bridges = {fact.parent for fact in self.pci.values()}
+            below = [fact for fact in self.pci.values() if fact.parent in self.pci and fact.bus_id not in bridges]
+            wanted = {fact.bus_id: "device" for fact in below[:_MOST_UNNAMED] if fact.class_code is None}
         names = _device_names(self.pci, wanted, disks)
         for address, kind in sorted(wanted.items(), key=lambda item: _order(self.pci[item[0]])):
             fact = self.pci[address]
@@ -814,7 +819,7 @@ def _kind(fact: PciFact, disks: dict[str, list[DiskFact]]) -> NodeKind | None:
         return "gpu"
     if fact.class_code == _NVSWITCH and fact.vendor in {None, 0, _NVIDIA}:
         return "nvswitch"
-    if fact.class_code in _NIC_CLASSES or (fact.os_names and fact.line_rate_bit_per_s):
+    if fact.class_code in _NIC_CLASSES or any(_RDMA.match(name) for name in fact.os_names):
         return "nic"
     if fact.bus_id in disks or fact.class_code == _NVME:
         return "disk"
@@ -849,7 +854,7 @@ def _device_names(
             found[address] = (f"nic{number}", names)
         else:
             label = "NVSwitch" if kind == "nvswitch" else "device"
-            found[address] = (f"{kind}{number}", f"{label} {address.removeprefix('0000:')}")
+            found[address] = (f"{kind}{number}", f"{label} {address.removeprefix('0000:')} {fact.name}".strip())
     return found
 
 

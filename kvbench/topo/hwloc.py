@@ -22,7 +22,6 @@ _GIGA = 1e9
 _MEGA = 1e6
 _TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]")
 _NVLINK_SELF = 1_000_000  # hwloc's value for a device and itself
-_NIC_NAMES = re.compile(r"(mlx|bnxt|irdma|efa|hfi|qib|rocep|roce|ibp)")
 
 
 @dataclass(slots=True)

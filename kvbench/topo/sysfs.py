@@ -35,7 +35,7 @@ def _sys(folder: Path) -> Path | None:
 
 
 def read_root(root: Path, *, name: str | None = None) -> Facts:
-    """Everything under `root`: `/` for this machine, else a captured `sys` (and `proc`); `name` is shown as the source."""
+    """Everything under `root`: `/` for this machine, else a captured tree; `name` is shown as the source."""
     sys = _sys(root)
     if sys is None:
         raise KvbenchError(f"{root}: holds no /sys tree (no devices and bus folder); name the folder that was captured")
