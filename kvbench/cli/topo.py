@@ -43,11 +43,14 @@ def topo(
     from kvbench.results.codec import write_text
     from kvbench.results.document import new_document
     from kvbench.topo.discover import PROVENANCE, Sources, discover, doubts
-    from kvbench.topo.link_probe import SmallProbe
 
     sources = Sources(files=tuple(files or ()), root=root, imports=tuple(imports or ()))
+    probe = None
+    if measure:
+        from kvbench.topo.link_probe import SmallProbe
+
+        probe = SmallProbe(folder=Path.cwd())
     with progress(quiet=quiet) as report:
-        probe = SmallProbe(folder=Path.cwd()) if measure else None
         result = discover(sources, gpu=gpu, dram=dram, probe=probe, report=report)
     document = new_document(result, command_line=command_line(), provenance=PROVENANCE, warnings=doubts(result))
     if mermaid is not None or dot is not None:

@@ -38,8 +38,12 @@ def findings(graph: Graph) -> tuple[Finding, ...]:
 
 
 def _names(graph: Graph, ids: Iterable[str], most: int = 6) -> str:
-    listed = [graph.nodes[node].name if node in graph.nodes else graph.links[node].label for node in ids]
+    listed = [_short(graph.nodes[node]) if node in graph.nodes else graph.links[node].label for node in ids]
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def _short(node: Node) -> str:
+    return node.name.split(" ")[0] if node.kind == "gpu" else node.name
 
 
 def _generation(lane_gt_per_s: float) -> str:
@@ -116,7 +120,7 @@ def slot_below_device(graph: Graph) -> Iterator[Finding]:
                 rule="slot-below-device",
                 severity="warning",
                 subjects=(link.id,),
-                evidence=f"{node.name} can do {own}, its slot {here}",
+                evidence=f"{_short(node)} can do {own}, its slot {here}",
                 remedy="move the card to a slot that matches it",
             )
 
@@ -128,7 +132,7 @@ def _far(graph: Graph, rule: str, others: tuple[Node, ...], what: str, remedy: s
         for gpu in gpus
         if others and all(graph.pair_cell(gpu.id, other.id) in {"SYS"} for other in others) and _placed(graph, gpu)
     ]
-    if far and len([node for node in graph.of_kind("numa") if node.cpus or node.inferred]) > 1:
+    if far and len(graph.homes()) > 1:
         yield Finding(
             rule=rule,
             severity="warning",
@@ -159,7 +163,7 @@ def gpu_far_from_disk(graph: Graph) -> Iterator[Finding]:
 
 def numa_unknown(graph: Graph) -> Iterator[Finding]:
     """The kernel or the tool does not say which NUMA node a device is on."""
-    nodes = [node for node in graph.of_kind("numa") if node.cpus or node.inferred]
+    nodes = graph.homes()
     unknown = [node for node in graph.of_kind("gpu", "nic", "disk") if node.numa is None and node.bus_id is not None]
     unplaced = [node for node in graph.of_kind("gpu") if node.numa is None and node.bus_id is None]
     unknown += [node for node in unplaced if not _placed(graph, node)]
@@ -297,7 +301,7 @@ def nvlink_count(graph: Graph) -> Iterator[Finding]:
                 rule="nvlink-links-missing",
                 severity="problem",
                 subjects=(gpu.id,),
-                evidence=f"{gpu.name} has {have} NVLinks up, its product has {full}",
+                evidence=f"{_short(gpu)} has {have} NVLinks up, its product has {full}",
                 remedy="look at nvidia-smi nvlink -s and the fabric manager's log for the links that are down",
             )
         elif full and have == 0 and others and not any(_peer_links(graph, other.id) for other in graph.of_kind("gpu")):
@@ -305,7 +309,7 @@ def nvlink_count(graph: Graph) -> Iterator[Finding]:
                 rule="nvlink-absent",
                 severity="warning",
                 subjects=(gpu.id,),
-                evidence=f"{gpu.name} is a product with {full} NVLinks, and none is up",
+                evidence=f"{_short(gpu)} is a product with {full} NVLinks, and none is up",
                 remedy="check that it is the SXM version, that the fabric manager runs and that the VM passes "
                 "NVLink on",
             )
@@ -495,7 +499,7 @@ def matrix_contradicts_numa(graph: Graph) -> Iterator[Finding]:
             rule="matrix-contradicts-numa",
             severity="warning",
             subjects=tuple(dict.fromkeys(node for pair in bad for node in (pair.a, pair.b))),
-            evidence=f"{len(bad)} pairs such as {graph.nodes[first.a].name} and {graph.nodes[first.b].name} are "
+            evidence=f"{len(bad)} pairs such as {_names(graph, [first.a, first.b])} are "
             f"{first.cell} "
             f"apart, but on NUMA nodes {graph.nodes[first.a].numa} and {graph.nodes[first.b].numa}",
             remedy="the container or VM hides part of the topology; read it on the host before pinning ranks",

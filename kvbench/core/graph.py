@@ -205,6 +205,10 @@ class Graph:
     def of_kind(self, *kinds: NodeKind) -> tuple[Node, ...]:
         return tuple(node for node in self.machine.nodes if node.kind in kinds)
 
+    def homes(self) -> tuple[Node, ...]:
+        """NUMA nodes with CPUs; one of which no input tells CPUs or memory counts. Memory-only nodes do not."""
+        return tuple(node for node in self.of_kind("numa") if node.cpus is not None or node.memory_bytes is None)
+
     def children(self, node_id: str) -> tuple[Node, ...]:
         return self._children.get(node_id, ())
 

@@ -33,7 +33,6 @@ from kvbench.topo.anchors import (
     socket_rates,
     xgmi_rates,
 )
-from kvbench.topo.cluster import clusters
 from kvbench.topo.facts import Affinity, DiskFact, Facts, MatrixFact, NumaFact, NvlinkFact, PciFact
 
 _GPU_CLASSES = frozenset({0x0302, 0x1200})
@@ -284,7 +283,7 @@ class _Builder:
     def memory_parent(self, numa: int | None, shared: Sequence[int] = ()) -> str:
         nodes = [node for node in self.nodes.values() if node.kind == "numa"]
         if numa is not None:
-            return self.numa_node(numa, "machine", inferred=not nodes)
+            return self.numa_node(numa, "machine")
         group = f"group{min(shared)}" if shared else ""
         if group in self.nodes:
             return group
@@ -404,6 +403,8 @@ class _Builder:
     # -- PCIe, inferred from a matrix -------------------------------------------------------------------------------
 
     def inferred_tree(self, matrix: MatrixFact, gpus: Sequence[PciFact]) -> None:
+        from kvbench.topo.cluster import clusters
+
         by_label = self.label_facts(matrix, gpus)
         known_numa = {row.label: row for row in matrix.affinity}
         names = dict(matrix.nic_names)
@@ -668,8 +669,8 @@ class _Builder:
         """Links between sockets (or NUMA nodes where no input names sockets), and DRAM theory from --dram."""
         model = next((facts.cpu_model for facts in self.inputs if facts.cpu_model), None)
         sockets = [node for node in self.nodes.values() if node.kind == "socket"]
-        numa = [node for node in self.nodes.values() if node.kind == "numa" and (node.cpus or node.inferred)]
-        loose = [node for node in numa if node.parent == "machine"]
+        numa = [node for node in self.nodes.values() if node.kind == "numa" and node.parent == "machine"]
+        loose = [node for node in numa if node.cpus is not None or node.memory_bytes is None]
         for node in sockets:
             self.tree_link(node.id, "internal", INTERNAL, INTERNAL)
         for node in [node for node in self.nodes.values() if node.kind == "group"]:
@@ -773,7 +774,7 @@ def _merge_pci(old: PciFact, new: PciFact) -> PciFact:
     changes = {
         name: getattr(new, name)
         for name in PciFact.__dataclass_fields__
-        if getattr(old, name) in (None, "", (), False) and getattr(new, name) not in (None, "", (), False)
+        if _is_open(getattr(old, name)) and not _is_open(getattr(new, name))
     }
     if old.parent is not None:
         changes.pop("is_switch", None)
@@ -786,6 +787,11 @@ def _merge_pci(old: PciFact, new: PciFact) -> PciFact:
         changes["state"] = replace(old.state, **gaps)
     changes["os_names"] = tuple(dict.fromkeys((*old.os_names, *new.os_names)))
     return replace(old, **changes)
+
+
+def _is_open(value: object) -> bool:
+    """Whether a fact says nothing; NUMA node 0 does say something."""
+    return value is None or value is False or value == "" or value == ()
 
 
 def _merge_numa(old: NumaFact | None, new: NumaFact) -> NumaFact:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvbench.core.errors import UsageError
 from kvbench.core.findings import findings
@@ -24,9 +25,11 @@ from kvbench.topo.anchors import named_gpu, parse_dram
 from kvbench.topo.build import Assumed, build_machine
 from kvbench.topo.facts import Facts
 from kvbench.topo.limits import machine_limits
-from kvbench.topo.link_probe import LinkProbe
 from kvbench.topo.nvml import read_nvml
 from kvbench.topo.sysfs import read_root
+
+if TYPE_CHECKING:
+    from kvbench.topo.link_probe import LinkProbe
 
 Report = Callable[[str, float | None], None]
 Imported = tuple[tuple[LinkMeasurement, ...], tuple[GroupMeasurement, ...], tuple[Absent, ...]]
@@ -50,7 +53,7 @@ def discover(
     *,
     gpu: str | None = None,
     dram: str | None = None,
-    probe: LinkProbe | None = None,
+    probe: "LinkProbe | None" = None,
     driver: Callable[[], Facts] = read_nvml,
     report: Report = lambda _step, _done_ratio: None,
 ) -> TopologyResult:

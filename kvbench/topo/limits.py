@@ -102,7 +102,7 @@ def _dram_total(graph: Graph) -> Limit | None:
 
 def _sockets(graph: Graph) -> Iterator[Limit]:
     """One home's memory, the link to the others, and their number; a NUMA node counts where no input names sockets."""
-    homes = graph.of_kind("socket") or tuple(node for node in graph.of_kind("numa") if node.cpus or node.inferred)
+    homes = graph.of_kind("socket") or graph.homes()
     rates = _dram_rates(graph)
     if rates and homes:
         per_home = sum(rate.bytes_per_s for rate in rates) / len(homes)

@@ -137,7 +137,7 @@ def _header(line: str) -> _Header | None:
         words += _LABEL.findall(word) if _FUSED_LABELS.fullmatch(word) else [word]
     if not words or not words[0].startswith("GPU") or not _LABEL.fullmatch(words[0]):
         return None
-    if any(not re.fullmatch(r"[A-Za-z][\w.\-:]{0,63}", word) or _CELL.fullmatch(word) for word in words):
+    if any(not re.fullmatch(r"[A-Za-z](?=.*[\d_])[\w.\-:]{0,63}", word) or _CELL.fullmatch(word) for word in words):
         return None
     if any(_PEER_CELL.fullmatch(word) for word in words) or (len(words) == 1 and not tail):
         return None
