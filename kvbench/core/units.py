@@ -143,3 +143,13 @@ def format_count(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:,.0f}"
+
+
+def seconds_from_ns(clock_ns: float) -> float:
+    """A difference of two `perf_counter_ns` readings in seconds."""
+    return clock_ns * 1e-9
+
+
+def seconds_from_ms(elapsed_ms: float) -> float:
+    """What a CUDA event timer returns, in seconds."""
+    return elapsed_ms * 1e-3

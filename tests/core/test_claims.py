@@ -33,9 +33,9 @@ def test_expected_time_is_a_weighted_sum_and_each_part_is_attributed() -> None:
 
 
 def test_a_size_per_token_that_contradicts_the_config_is_named_with_the_factor() -> None:
-    (warning,) = check_bytes_per_token(500_000, 262_144, "a 64-layer model")
+    (warning,) = check_bytes_per_token(500_000, [262_144], "a 64-layer model")
     assert "1.91 times" in warning.message
-    assert check_bytes_per_token(262_144, 262_144, "a 64-layer model") == ()
+    assert check_bytes_per_token(262_144, [100_000, 262_144], "a 64-layer model") == ()
 
 
 def test_a_rate_above_the_roofline_is_named_with_what_is_possible() -> None:
