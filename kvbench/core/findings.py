@@ -1,7 +1,7 @@
 """What is wrong or notable about a machine's links: rules with stable ids, each with evidence and remedy."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -137,11 +137,16 @@ def _far(graph: Graph, rule: str, others: tuple[Node, ...], what: str, remedy: s
             rule=rule,
             severity="warning",
             subjects=tuple(gpu.id for gpu in far),
-            evidence=f"{len(far)} of {len(gpus)} GPUs ({_names(graph, [gpu.id for gpu in far], 8)}) reach every "
-            f"{what} only "
-            "over the link between sockets or NUMA nodes (SYS)",
+            evidence=f"{_which(graph, far, gpus)} reach every {what} only over the link between sockets or NUMA nodes "
+            "(SYS)",
             remedy=remedy,
         )
+
+
+def _which(graph: Graph, some: Sequence[Node], every: Sequence[Node]) -> str:
+    if len(some) == len(every):
+        return f"all {len(every)} GPUs"
+    return f"{len(some)} of {len(every)} GPUs ({_names(graph, [gpu.id for gpu in some], 8)})"
 
 
 def _placed(graph: Graph, node: Node) -> bool:

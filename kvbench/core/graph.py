@@ -257,17 +257,25 @@ class Graph:
         left out: a load from the host does not cross them.
         """
         for end, other in ((source, target), (target, source)):
-            if self.nodes[end].kind != "gpu" or self.nodes[other].kind == "gpu":
-                continue
-            for link in self.across(end, "c2c", "nvlink"):
+            link = self.cpu_link(end) if self.nodes[other].kind != "gpu" else None
+            if link is not None:
                 at = link.b if link.a == end else link.a
-                if self.nodes[at].kind in {"numa", "socket"}:
-                    direct = Hop(
-                        link=link.id, direction="forward" if (link.a == end) == (end == source) else "backward"
-                    )
-                    rest = self._tree_path(at, target) if end == source else self._tree_path(source, at)
-                    return (direct, *rest) if end == source else (*rest, direct)
+                direct = Hop(link=link.id, direction="forward" if (link.a == end) == (end == source) else "backward")
+                rest = self._tree_path(at, target) if end == source else self._tree_path(source, at)
+                return (direct, *rest) if end == source else (*rest, direct)
         return self._tree_path(source, target)
+
+    def cpu_link(self, gpu: str) -> Link | None:
+        """A GPU's link of its own to the CPU: C2C on a Grace board, NVLink on POWER."""
+        if self.nodes[gpu].kind == "gpu":
+            for link in self.across(gpu, "c2c", "nvlink"):
+                if self._kinds(link) & {"numa", "socket"}:
+                    return link
+        return None
+
+    def host_link(self, node_id: str) -> Link | None:
+        """The link a device exchanges bytes with the host over: its own to the CPU, else its uplink in the tree."""
+        return self.cpu_link(node_id) or self.uplink(node_id)
 
     def _tree_path(self, source: str, target: str) -> tuple[Hop, ...]:
         up, down = self.ancestors(source), self.ancestors(target)

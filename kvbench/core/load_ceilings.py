@@ -75,13 +75,14 @@ def _scenarios(graph: Graph) -> Iterable[tuple[str, str, tuple[Flow, ...]]]:
         yield f"one:{flow.target}", f"{_short(graph, flow.target)} alone, from its near DRAM", (flow,)
     if not loads:
         return
-    every = f"all {len(loads)} GPUs" if len(loads) > 1 else "the GPU"
+    every = {1: "the GPU", 2: "both GPUs"}.get(len(loads), f"all {len(loads)} GPUs")
     yield "all-near", f"{every}, each from its near DRAM", loads
     drams = sorted(set(near.values()))
     if len(drams) > 1 or len(graph.of_kind("dram")) > 1:
         for dram in drams:
             mine = tuple(flow for flow in loads if flow.source == dram)
-            yield f"socket:{dram}", f"the {len(mine)} GPUs next to {_short(graph, dram)}, from it", mine
+            count = f"the {len(mine)} GPUs" if len(mine) > 1 else "the GPU"
+            yield f"socket:{dram}", f"{count} next to {_short(graph, dram)}, from it", mine
         for dram in drams:
             yield (
                 f"from:{dram}",

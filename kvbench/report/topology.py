@@ -94,8 +94,11 @@ def _verdict(result: TopologyResult, graph: Graph) -> str:
     share = every.slowest if every is not None else None
     if every is None or every.total_bytes_per_s is None or share is None or len(gpus) == 1:
         return f"{one}."
+    even = (share.bytes_per_s or 0.0) * len(every.shares) >= 0.98 * every.total_bytes_per_s
+    rate = format_bandwidth(share.bytes_per_s or 0.0)
+    each = f"get {rate} each" if even else f"get {rate} at the slowest"
     return (
-        f"{one}; {len(every.shares)} GPUs at once get {format_bandwidth(share.bytes_per_s or 0.0)} each, "
+        f"{one}; {len(every.shares)} GPUs at once {each}, "
         f"{format_bandwidth(every.total_bytes_per_s)} together ({_named(every.limits, graph)})."
     )
 
@@ -189,7 +192,7 @@ def _ceiling_table(result: TopologyResult, graph: Graph) -> TextTable:
         columns=("load", "slowest GPU", "together", "wire rates", "limited by"),
         left=frozenset({"limited by"}),
         rows=tuple(rows),
-        highlight=frozenset(at for at, row in enumerate(rows) if row[0].startswith("all ") and "each from" in row[0]),
+        highlight=frozenset(at for at, row in enumerate(rows) if row[0].endswith("each from its near DRAM")),
         note="Expected rates: measured, else typical, else the wire rate. ≤: some link on the way has no known rate.",
     )
 
@@ -235,7 +238,7 @@ def _tree_line(graph: Graph, node: Node) -> str:
     if node.kind == "numa":
         memory = next((child for child in graph.children(node.id) if child.kind == "dram"), None)
         link = graph.uplink(memory.id) if memory is not None else None
-        parts += [f"CPUs {node.cpus}"] if node.cpus else ["no CPUs"] if not node.inferred else []
+        parts += [f"CPUs {node.cpus}"] if node.cpus else ["no CPUs"] if node.memory_bytes else []
         parts += [f"DRAM {format_bytes(node.memory_bytes)}"] if node.memory_bytes else []
         parts += [_speed(link)] if link is not None and _speed(link) else []
     elif node.gpu is not None and node.gpu.memory_bytes:
@@ -286,7 +289,7 @@ def _peer_parts(graph: Graph, node: Node) -> list[str]:
     found = [f"{nvlinks} NVLink{'s' if nvlinks > 1 else ''}"] if nvlinks else []
     xgmi = len(graph.across(node.id, "xgmi"))
     found += [f"{xgmi} xGMI"] if xgmi else []
-    found += ["C2C"] if graph.across(node.id, "c2c") else []
+    found += [f"C2C {_speed(link)}".strip() for link in graph.across(node.id, "c2c")]
     return found
 
 

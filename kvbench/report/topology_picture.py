@@ -163,7 +163,7 @@ def _below(graph: Graph, node: Node) -> list[_Item]:
         return _grouped(below)
     if node.kind == "switch" and not below:
         return []
-    return [_Item((node,), _grouped(below), graph.uplink(node.id))]
+    return [_Item((node,), _grouped(below), graph.host_link(node.id))]
 
 
 def _grouped(items: list[_Item]) -> list[_Item]:
@@ -346,7 +346,9 @@ class _Drawing:
         rate = sum(_bytes(link) for link in self.graph.across(joined[0], "nvlink"))
         shown = f", {format_bandwidth(rate)}" if rate else ""
         name = f"{switches} NVSwitches" if switches else "NVSwitch fabric"
-        yield _text(panel.x + panel.width / 2, y + 16, f"{name}: {count} NVLinks per GPU{shown} each way", size=11)
+        texts = (f"{name}: {count} NVLinks per GPU{shown} each way", f"{count} NVLinks{shown}", f"{count} NVLinks")
+        text = next((text for text in texts if 6.2 * len(text) < panel.width - 2 * _PAD), texts[-1])
+        yield _text(panel.x + panel.width / 2, y + 16, text, size=11)
 
     def direct_links(self, panels: Sequence[_Panel]) -> Iterator[str]:
         """NVLink and xGMI from GPU to GPU, as arcs below the boxes."""

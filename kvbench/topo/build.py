@@ -791,7 +791,7 @@ def _merge_pci(old: PciFact, new: PciFact) -> PciFact:
 
 def _is_open(value: object) -> bool:
     """Whether a fact says nothing; NUMA node 0 does say something."""
-    return value is None or value is False or value == "" or value == ()
+    return value is None or value is False or (isinstance(value, str | tuple) and not value)
 
 
 def _merge_numa(old: NumaFact | None, new: NumaFact) -> NumaFact:

@@ -113,12 +113,14 @@ def _described(address: str, title: str) -> PciFact:
     ids = _IDS.search(title)
     plain = re.sub(r"\s*\[[0-9a-f]{4}\]", "", kind).strip().lower()
     vendor = next((code for word, code in _VENDORS.items() if name.lower().startswith(word)), None)
+    name = re.sub(r"\s*(\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [0-9a-f]+\)|\(prog-if .*?\))", "", name).strip()
+    product = re.fullmatch(r"NVIDIA Corporation .{0,40}\[(.{1,60})\]", name)
     return PciFact(
         bus_id=address,
         class_code=int(number[1], 16) if number else _CLASSES.get(plain),
         vendor=int(ids[1], 16) if ids else vendor,
         device=int(ids[2], 16) if ids else None,
-        name=re.sub(r"\s*(\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [0-9a-f]+\)|\(prog-if .*?\))", "", name).strip(),
+        name=f"NVIDIA {product[1]}" if product else name,
     )
 
 

@@ -147,7 +147,8 @@ def _cell(cell: Any) -> float | None:
 
 def _host_copies(matrix: Any, load: bool, what: str, source: str, graph: Graph) -> Iterator[Found]:
     for index, cell in enumerate(matrix[0] if matrix else ()):
-        value, link = _cell(cell), host_link(graph, f"gpu{index}")
+        value = _cell(cell)
+        link = graph.host_link(f"gpu{index}") if f"gpu{index}" in graph.nodes else None
         if value is None:
             continue
         if link is None:
@@ -159,16 +160,6 @@ def _host_copies(matrix: Any, load: bool, what: str, source: str, graph: Graph) 
             rate=_rate(value * _GIGA, f"{source}: {what}"),
             what=what,
         )
-
-
-def host_link(graph: Graph, gpu: str) -> Link | None:
-    """The link a GPU loads from the host over: C2C or NVLink to the CPU where it has one, else its PCIe link."""
-    if gpu not in graph.nodes:
-        return None
-    for link in graph.across(gpu, "c2c", "nvlink"):
-        if graph.nodes[link.b if link.a == gpu else link.a].kind in {"numa", "socket"}:
-            return link
-    return graph.uplink(gpu)
 
 
 def _toward(link: Link, node: str) -> Direction:

@@ -39,7 +39,9 @@ def test_json_is_a_document_whose_every_number_has_an_origin(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in DATA.iterdir() if p.suffix in {".txt", ".xml", ".csv"}))
-def test_every_sample_is_drawn_saved_and_drawn_again(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_sample_is_drawn_saved_and_drawn_again(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "gdsio.txt":
         pytest.skip("a measurement, read with --import")
     saved = tmp_path / "t.json"
@@ -95,8 +97,10 @@ def test_wrong_values_are_one_line(arguments: list[str], message: str, capsys: p
 
 
 def shortest(*arguments: str, enough_s: float = 0.0, tries: int = 8) -> float:
-    """The least CPU time of a fresh process, user and system: others may be using this machine, which stretches the wall
-    time. Stops at the first try below `enough_s`."""
+    """The least CPU time of a fresh process, user and system; stops at the first try below `enough_s`.
+
+    Others may be using this machine, which stretches the wall time.
+    """
     least = float("inf")
     for _ in range(tries):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -132,7 +136,9 @@ def test_36_gpus_take_less_than_a_fifth_of_a_second_after_start_up(tmp_path: Pat
     head = "\t" + "\t".join(f"GPU{at}" for at in gpus) + "\tCPU Affinity\tNUMA Affinity\n"
     text = head + "".join(
         f"GPU{a}\t"
-        + "\t".join(" X " if a == b else "PIX" if a // 2 == b // 2 else "NODE" if a // 18 == b // 18 else "SYS" for b in gpus)
+        + "\t".join(
+            " X " if a == b else "PIX" if a // 2 == b // 2 else "NODE" if a // 18 == b // 18 else "SYS" for b in gpus
+        )
         + f"\t0-55\t{a // 18}\n"
         for a in gpus
     )

@@ -7,7 +7,9 @@ from kvbench.core.errors import KvbenchError
 
 NAMES = ("a", "b", "c", "d")
 CAPACITIES = st.dictionaries(st.sampled_from(NAMES), st.floats(0.1, 1000), min_size=1)
-USES = st.lists(st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1.0, 2.0]), min_size=1), min_size=1, max_size=8)
+USES = st.lists(
+    st.dictionaries(st.sampled_from(NAMES), st.sampled_from([1.0, 2.0]), min_size=1), min_size=1, max_size=8
+)
 
 
 def test_two_flows_share_a_link_equally() -> None:
@@ -21,7 +23,7 @@ def test_a_flow_that_is_stopped_early_leaves_its_share_to_the_others() -> None:
 
 
 def test_three_levels_by_hand() -> None:
-    # Links: x 6 for flows 1 and 2, y 10 for flows 2 and 3. All grow to 3, where x is full; flow 3 goes on to 10 - 3 = 7.
+    # Links: x 6 for flows 1 and 2, y 10 for flows 2 and 3. All grow to 3, where x is full; flow 3 gets 10 - 3 = 7.
     shares = fair_shares({"x": 6.0, "y": 10.0}, [{"x": 1}, {"x": 1, "y": 1}, {"y": 1}])
     assert shares == ((3.0, "x"), (3.0, "x"), (7.0, "y"))
 

@@ -38,7 +38,9 @@ def printed(document: Document[TopologyResult], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("name", sorted(p.name for p in DATA.iterdir() if p.suffix in {".txt", ".xml"} and p.name != "gdsio.txt"))
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in DATA.iterdir() if p.suffix in {".txt", ".xml"} and p.name != "gdsio.txt")
+)
 def test_no_line_is_wider_than_the_terminal(topology: Draw, name: str, width: int) -> None:
     assert all(len(line) <= width for line in printed(topology(name), width).splitlines())
 
@@ -73,7 +75,9 @@ def test_the_picture_is_well_formed_and_marks_the_bottleneck(topology: Draw) -> 
     ):
         document = topology(*names, **options)
         graph = Graph(document.result.machine)
-        limits = next((c.limits for c in document.result.ceilings if c.scenario == "all-near" and c.basis == "expected"), ())
+        limits = next(
+            (c.limits for c in document.result.ceilings if c.scenario == "all-near" and c.basis == "expected"), ()
+        )
         svg = machine_svg(graph, limits, "t")
         root = ElementTree.fromstring(svg)
         texts = {element.text for element in root.iter("{http://www.w3.org/2000/svg}text")}
@@ -97,7 +101,12 @@ def test_boxes_of_one_picture_do_not_overlap(topology: Draw) -> None:
     assert len(boxes) == 8 + 8 + 12  # GPUs, NICs and the switches of four trees
     for at, (x, y, width, height) in enumerate(boxes):
         for other_x, other_y, other_width, other_height in boxes[at + 1 :]:
-            apart = x + width <= other_x or other_x + other_width <= x or y + height <= other_y or other_y + other_height <= y
+            apart = (
+                x + width <= other_x
+                or other_x + other_width <= x
+                or y + height <= other_y
+                or other_y + other_height <= y
+            )
             assert apart
 
 

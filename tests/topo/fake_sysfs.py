@@ -24,13 +24,15 @@ class FakeSys:
     def sys(self) -> Path:
         return self.root / "sys"
 
-    def numa(self, index: int, cpus: str, *, package: int | None = None, kib: int = 527_000_000, distance: str = "10") -> None:
+    def numa(
+        self, index: int, cpus: str, *, package: int | None = None, kib: int = 527_000_000, distance: str = "10"
+    ) -> None:
         node = self.sys / f"devices/system/node/node{index}"
         node.mkdir()
         (node / "cpulist").write_text(cpus + "\n")
         (node / "meminfo").write_text(f"Node {index} MemTotal:       {kib} kB\n")
         (node / "distance").write_text(distance + "\n")
-        first = cpus.split("-")[0].split(",")[0]
+        first = cpus.split("-", maxsplit=1)[0].split(",", maxsplit=1)[0]
         topology = self.sys / f"devices/system/cpu/cpu{first}/topology"
         topology.mkdir(parents=True)
         (topology / "physical_package_id").write_text(f"{index if package is None else package}\n")
@@ -117,8 +119,15 @@ def switched_machine(root: Path) -> FakeSys:
             down, leaf = f"0000:{bus + 2:02x}:{4 * at:02x}.0", f"0000:{bus + 3 + at:02x}:00.0"
             width = 4 if kind == NVME else 16
             fake.pci(down, up, BRIDGE, numa=numa, vendor="0x1000", acs=False, most=("32.0 GT/s PCIe", width))
-            fake.pci(leaf, down, kind, numa=numa, now=("32.0 GT/s PCIe", width), most=("32.0 GT/s PCIe", width),
-                     vendor=MELLANOX if kind == NIC else NVIDIA)
+            fake.pci(
+                leaf,
+                down,
+                kind,
+                numa=numa,
+                now=("32.0 GT/s PCIe", width),
+                most=("32.0 GT/s PCIe", width),
+                vendor=MELLANOX if kind == NIC else NVIDIA,
+            )
         fake.infiniband(f"mlx5_{numa}", f"0000:{bus + 4:02x}:00.0", "400 Gb/sec (4X NDR)")
         fake.disk(f"nvme{numa}n1", f"0000:{bus + 5:02x}:00.0")
     return fake

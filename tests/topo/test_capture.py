@@ -20,7 +20,11 @@ SCRIPT = Path(__file__).parents[2] / "probes/capture/topology.sh"
 def capture(folder: Path, **environment: str) -> tuple[Path, str]:
     archive = folder / "capture.tar.gz"
     done = subprocess.run(
-        ["bash", str(SCRIPT), str(archive)], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+        ["bash", str(SCRIPT), str(archive)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
     )
     assert done.stdout == f"{archive}\n"
     return archive, done.stderr
@@ -48,8 +52,28 @@ def test_a_captured_sys_reads_like_the_original(tmp_path: Path) -> None:
 def test_missing_tools_are_listed_and_do_not_stop_it(tmp_path: Path) -> None:
     few = tmp_path / "bin"
     few.mkdir()
-    for name in ("bash", "uname", "date", "mktemp", "rm", "mkdir", "cat", "readlink", "dirname", "basename", "cp", "grep",
-                 "sort", "tar", "gzip", "sed", "head", "tr", "timeout", "env"):
+    for name in (
+        "bash",
+        "uname",
+        "date",
+        "mktemp",
+        "rm",
+        "mkdir",
+        "cat",
+        "readlink",
+        "dirname",
+        "basename",
+        "cp",
+        "grep",
+        "sort",
+        "tar",
+        "gzip",
+        "sed",
+        "head",
+        "tr",
+        "timeout",
+        "env",
+    ):
         found = shutil.which(name)
         if found is None:
             pytest.skip(f"this system has no {name}")
@@ -64,14 +88,24 @@ def test_missing_tools_are_listed_and_do_not_stop_it(tmp_path: Path) -> None:
 def test_the_output_of_tools_is_packed_and_a_failing_one_is_named(tmp_path: Path) -> None:
     few = tmp_path / "bin"
     few.mkdir()
-    tool(few, "lspci", f'case "$1" in -t) cat {DATA}/lspci-t.txt ;; *) cat {DATA}/lspci-vv.txt; echo "\tDevice Serial Number 00-11" ;; esac')
+    tool(
+        few,
+        "lspci",
+        f'if [ "$1" = -t ]; then cat {DATA}/lspci-t.txt; exit; fi\n'
+        f'cat {DATA}/lspci-vv.txt; echo "\tDevice Serial Number 00-11"',
+    )
     tool(few, "nvidia-smi", 'echo "no devices were found" >&2; exit 6')
     (tmp_path / "sys").mkdir()
     archive, errors = capture(
-        tmp_path, PATH=f"{few}:{os.environ['PATH']}", SYSFS_ROOT=str(tmp_path / "sys"), NCCL_TOPO_FILE=str(DATA / "nccl.xml")
+        tmp_path,
+        PATH=f"{few}:{os.environ['PATH']}",
+        SYSFS_ROOT=str(tmp_path / "sys"),
+        NCCL_TOPO_FILE=str(DATA / "nccl.xml"),
     )
     assert "nvidia-smi topo -m: no devices were found (nvidia-smi-topo-m.txt)" in errors
-    listed = subprocess.run(["tar", "xzOf", str(archive), "topology/lspci-vv.txt"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["tar", "xzOf", str(archive), "topology/lspci-vv.txt"], capture_output=True, text=True, check=True
+    )
     assert "Serial Number" not in listed.stdout
     formats = {facts.format for facts in read_inputs([archive])}
     assert {"lspci -t", "lspci -vv", "NCCL topology XML"} <= formats

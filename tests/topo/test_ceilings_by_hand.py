@@ -121,7 +121,7 @@ def test_the_collected_h100_text_shares_four_gen5_uplinks() -> None:
 
 
 def test_the_collected_h100_text_without_shared_switches_gives_every_gpu_its_own_link() -> None:
-    """h100-8gpu-nv18-8nic: each GPU has its own path, so 8 · 63.02 = 504.12; two sockets of 307.2 carry 614.4, one 307.2."""
+    """h100-8gpu-nv18-8nic: each GPU has its own path, so 8 · 63.02 = 504.12; one socket of 307.2 is less than that."""
     result = discover(Sources(files=(shared("h100-8gpu-nv18-8nic.txt"),)), gpu="h100", dram="8xDDR5-4800")
     assert ceiling(result, "all-near").total_bytes_per_s == approx(8 * GEN5_X16)
     found = ceiling(result, "from:dram0")

@@ -68,7 +68,9 @@ def test_a_downgraded_link_a_far_nic_and_acs_are_found_together(tmp_path: Path) 
     ("kind", "rule", "severity"),
     [(GPU, "link-generation-idle", "info"), (NIC, "link-generation-downgraded", "problem")],
 )
-def test_a_lower_generation_is_a_fault_unless_a_gpu_may_idle(tmp_path: Path, kind: str, rule: str, severity: str) -> None:
+def test_a_lower_generation_is_a_fault_unless_a_gpu_may_idle(
+    tmp_path: Path, kind: str, rule: str, severity: str
+) -> None:
     fake = FakeSys(tmp_path)
     fake.numa(0, "0-3")
     fake.pci("0000:00:01.0", "pci0000:00", BRIDGE)
@@ -119,7 +121,8 @@ def test_an_unknown_numa_node_matters_where_there_are_several(tmp_path: Path, no
 
 
 @pytest.mark.parametrize(
-    ("kind", "rule"), [("DMA-FQ", "iommu-translation"), ("DMA", "iommu-translation"), ("", "iommu-groups"), ("identity", None)]
+    ("kind", "rule"),
+    [("DMA-FQ", "iommu-translation"), ("DMA", "iommu-translation"), ("", "iommu-groups"), ("identity", None)],
 )
 def test_iommu_groups_by_their_type(tmp_path: Path, kind: str, rule: str | None) -> None:
     fake = switched_machine(tmp_path)

@@ -57,7 +57,9 @@ def test_real_formats_with_random_damage(path: Path, data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(text)))
         until = data.draw(st.integers(at, min(at + 40, len(text))))
-        piece = data.draw(st.one_of(st.text(max_size=8), st.sampled_from(["GPU0", "NV18", "\t", "\n", "X", "[00]", "<", "9" * 40])))
+        piece = data.draw(
+            st.one_of(st.text(max_size=8), st.sampled_from(["GPU0", "NV18", "\t", "\n", "X", "[00]", "<", "9" * 40]))
+        )
         text = text[:at] + piece + text[until:]
     read_or_refuse(text)
 
@@ -68,13 +70,27 @@ def test_real_formats_cut_anywhere(path: Path, at: int) -> None:
     read_or_refuse(path.read_text()[:at])
 
 
-GRAMMAR = st.lists(
-    st.sampled_from(
-        ["GPU0", "GPU1", "NIC0", "X", "NV18", "PIX", "NODE", "SYS", "SOC", "CPU Affinity", "NUMA Affinity", "\t", "\n", " ", "0-7"]
-        + ["-[0000:00]-", "+-00.0", "\\-01.0-[01]--", "|", "LnkSta: Speed 8GT/s, Width x8", "31:00.0 ", "OK", "GNS", "=== Numa Nodes ==="]
-    ),
-    max_size=60,
-)
+WORDS = [
+    "GPU0",
+    "GPU1",
+    "NIC0",
+    "X",
+    "NV18",
+    "PIX",
+    "NODE",
+    "SYS",
+    "SOC",
+    "0-7",
+    "OK",
+    "GNS",
+    "|",
+    "-[0000:00]-",
+    "+-00.0",
+    "\\-01.0-[01]--",
+    "31:00.0",
+]
+LINES = ["CPU Affinity", "NUMA Affinity", "\t", "\n", " ", "LnkSta: Speed 8GT/s, Width x8", "=== Numa Nodes ==="]
+GRAMMAR = st.lists(st.sampled_from([*WORDS, *LINES]), max_size=60)
 
 
 @FUZZ

@@ -87,7 +87,12 @@ def test_lspci_t_alone_shows_devices_without_naming_them() -> None:
 
 def test_nccl_draws_switch_nic_and_fabric() -> None:
     graph = graph_of("nccl.xml")
-    assert [gpu.bus_id for gpu in graph.of_kind("gpu")] == ["0000:18:00.0", "0000:19:00.0", "0000:88:00.0", "0000:89:00.0"]
+    assert [gpu.bus_id for gpu in graph.of_kind("gpu")] == [
+        "0000:18:00.0",
+        "0000:19:00.0",
+        "0000:88:00.0",
+        "0000:89:00.0",
+    ]
     assert {node.id: node.cpus for node in graph.of_kind("numa")} == {"numa0": "0-15", "numa1": "16-31"}
     assert [nic.name for nic in graph.of_kind("nic")] == ["mlx5_0", "mlx5_1"]
     assert graph.path_class("gpu0", "nic0") == "PIX"

@@ -211,8 +211,7 @@ def drawn(tree: list[tuple[str, str, bool]]) -> str:
             pad = len(f"{head}-{address[8:]}") + (len(text) - len(address[8:]) - len(inner[0]) if inner else 0)
             bar = " " if last else "|"
             out += [f"{bar}{' ' * (pad - 1)}{line}" for line in inner[1:]]
-        first, *rest = out
-        return [first[1:] if first.startswith("-") else first, *rest]
+        return [out[0].removeprefix("-"), *out[1:]]
 
     head, *rest = lines("pci0000:00")
     return "\n".join([f"-[0000:00]-{head}", *(" " * 11 + line for line in rest)]) + "\n"
@@ -220,14 +219,18 @@ def drawn(tree: list[tuple[str, str, bool]]) -> str:
 
 @given(trees())
 def test_a_random_lspci_tree_reads_back(tree: list[tuple[str, str, bool]]) -> None:
-    tree = [(address, parent, bridge and any(other[1] == address for other in tree)) for address, parent, bridge in tree]
+    tree = [
+        (address, parent, bridge and any(other[1] == address for other in tree)) for address, parent, bridge in tree
+    ]
     facts = read_tree(drawn(tree), "t")
     assert {fact.bus_id: fact.parent for fact in facts.pci} == {address: parent for address, parent, _ in tree}
 
 
 @given(trees())
 def test_the_same_tree_from_the_bus_numbers_of_lspci_vv(tree: list[tuple[str, str, bool]]) -> None:
-    tree = [(address, parent, bridge and any(other[1] == address for other in tree)) for address, parent, bridge in tree]
+    tree = [
+        (address, parent, bridge and any(other[1] == address for other in tree)) for address, parent, bridge in tree
+    ]
     blocks = []
     for address, _, bridge in tree:
         title = "PCI bridge [0604]: Example" if bridge else "3D controller [0302]: NVIDIA Corporation Example"

@@ -105,7 +105,9 @@ def test_gpus_links_and_peer_access_come_from_the_driver() -> None:
     assert {peer.status for peer in graph.machine.peers} == {"OK"}
 
 
-@pytest.mark.parametrize(("status", "word"), [(0, "OK"), (1, "CNS"), (2, "GNS"), (3, "TNS"), (4, "DR"), (5, "NS"), (6, "U"), (99, "U")])
+@pytest.mark.parametrize(
+    ("status", "word"), [(0, "OK"), (1, "CNS"), (2, "GNS"), (3, "TNS"), (4, "DR"), (5, "NS"), (6, "U"), (99, "U")]
+)
 def test_peer_statuses_have_the_words_of_nvidia_smi(status: int, word: str) -> None:
     facts = read_nvml(Driver(peer=status))
     assert facts.peers is not None

@@ -1,4 +1,4 @@
-"""The five collected hwloc files: their graphs against values read in the XML by hand, and against the XML's own tree."""
+"""The five collected hwloc files: their graphs against values read by hand, and against the XML's own tree."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -108,7 +108,12 @@ def test_each_dgx2_gpu_has_six_nvlinks_of_25_gb_per_s_into_switches() -> None:
 
 def test_the_power8_gpus_reach_their_socket_over_two_nvlinks() -> None:
     graph = graph_of(POWER8)
-    assert [gpu.bus_id for gpu in graph.of_kind("gpu")] == ["0002:01:00.0", "0003:01:00.0", "000a:01:00.0", "000b:01:00.0"]
+    assert [gpu.bus_id for gpu in graph.of_kind("gpu")] == [
+        "0002:01:00.0",
+        "0003:01:00.0",
+        "000a:01:00.0",
+        "000b:01:00.0",
+    ]
     to_cpu = {link.a: link.b for link in graph.machine.links if link.kind == "nvlink" and link.b.startswith("socket")}
     assert to_cpu == {"gpu0": "socket0", "gpu1": "socket0", "gpu2": "socket1", "gpu3": "socket1"}
     assert graph.pair_cell("gpu0", "gpu1") == "NV2"  # 40 GB/s of NVLink 1 at 20 GB/s each

@@ -32,7 +32,12 @@ def mlx(count: int, first: int = 0) -> dict[str, str]:
 
 EXPECTED = {
     "1gpu-2nic-node1.txt": Expected(
-        1, 2, ("32-63,96-127", "1", NA), ("32-63,96-127", "1", NA), {("GPU0", "NIC1"): "NODE", ("NIC0", "NIC1"): "PIX"}, mlx(2)
+        1,
+        2,
+        ("32-63,96-127", "1", NA),
+        ("32-63,96-127", "1", NA),
+        {("GPU0", "NIC1"): "NODE", ("NIC0", "NIC1"): "PIX"},
+        mlx(2),
     ),
     "2gpu-comma-affinity.txt": Expected(
         2, 0, ("0,2,4,6,8,10", "0", NA), ("1,3,5,7,9,11", "1", NA), {("GPU0", "GPU1"): "SYS"}, {}
@@ -272,7 +277,11 @@ def test_the_inferred_tree_gives_the_printed_distances_again(name: str) -> None:
     # In two texts the NUMA column contradicts the distances; the tree follows the column, and a finding says so.
     contradicting = {"h200-8gpu-slurm-blank-cpu-affinity-10nic.txt": 64, "rtx4090-8gpu-2nic-tabs-nolegend.txt": 18}
     assert len(wrong) == contradicting.get(name, 0)
-    assert all(graph.pair_cell(node[a], node[b]) == matrix.cell(a, b) for a, b in combinations(matrix.labels, 2) if matrix.cell(a, b))
+    assert all(
+        graph.pair_cell(node[a], node[b]) == matrix.cell(a, b)
+        for a, b in combinations(matrix.labels, 2)
+        if matrix.cell(a, b)
+    )
 
 
 PEERS = {

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_two_chained_switches_are_two_switches(tmp_path: Path) -> None:
     fake = FakeSys(tmp_path)
     fake.numa(0, "0-3")
     chain = ["pci0000:00", "0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]
-    for below, address in zip(chain, chain[1:], strict=False):
+    for below, address in pairwise(chain):
         fake.pci(address, below, BRIDGE)
     fake.pci("0000:05:00.0", chain[-1], GPU)
     graph = graph_of(tmp_path)
