@@ -241,8 +241,6 @@ def _tree_line(graph: Graph, node: Node) -> str:
         parts += [f"CPUs {node.cpus}"] if node.cpus else ["no CPUs"] if node.memory_bytes else []
         parts += [f"DRAM {format_bytes(node.memory_bytes)}"] if node.memory_bytes else []
         parts += [_speed(link)] if link is not None and _speed(link) else []
-    elif node.gpu is not None and node.gpu.memory_bytes:
-        parts.append(format_bytes(node.gpu.memory_bytes))
     elif node.kind == "disk":
         parts += [
             part for part in (node.medium, format_bytes(node.memory_bytes) if node.memory_bytes else None) if part
@@ -250,14 +248,14 @@ def _tree_line(graph: Graph, node: Node) -> str:
     elif node.line_rate is not None:
         parts.append(f"{node.line_rate.bytes_per_s * 8 / 1e9:g} Gbit/s")
     if node.kind in (*DEVICE_KINDS, "switch"):
-        parts += (
-            [node.bus_id.removeprefix("0000:")]
-            if node.bus_id and node.bus_id.removeprefix("0000:") not in node.name
-            else []
-        )
-        link = graph.uplink(node.id)
+        bus, link = (node.bus_id or "").removeprefix("0000:"), graph.uplink(node.id)
         parts += [text for text in (_width(link), _speed(link)) if text]
         parts += _peer_parts(graph, node)
+        parts += [bus] if bus and bus not in node.name else []
+    if node.gpu is not None:
+        parts += [format_bytes(node.gpu.memory_bytes)] if node.gpu.memory_bytes else []
+        parts += [f"HBM {format_bandwidth(node.gpu.hbm.bytes_per_s)}"] if node.gpu.hbm else []
+        parts += [f"{node.gpu.copy_engines} copy engines"] if node.gpu.copy_engines else []
     return ", ".join(parts)
 
 

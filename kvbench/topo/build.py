@@ -164,7 +164,7 @@ class _Builder:
             Node(
                 id=node_id,
                 kind="numa",
-                name=f"NUMA node {index}",
+                name=f"NUMA node {index}{' (GPU memory)' if fact and fact.gpu_memory else ''}",
                 parent=parent,
                 numa=index,
                 inferred=inferred,
@@ -173,7 +173,7 @@ class _Builder:
             )
         )
         self.tree_link(node_id, "internal", INTERNAL, INTERNAL)
-        if fact is None or fact.memory_bytes is None or fact.memory_bytes > 0:
+        if fact is None or (not fact.gpu_memory and (fact.memory_bytes is None or fact.memory_bytes > 0)):
             self.dram(index)
         return node_id
 
@@ -868,6 +868,10 @@ def _gpu_by_index(matrix: MatrixFact, gpus: Sequence[PciFact], notes: list[str])
     """GPU labels to devices. nvidia-smi counts in bus order; a mismatch in number means two different machines."""
     if not gpus:
         return {}
+    for vendor in _GPU_VENDORS:  # a tool counts its own vendor's GPUs; a graphics unit in the CPU is none of them
+        same = [gpu for gpu in gpus if gpu.vendor == vendor]
+        if len(gpus) != len(matrix.gpus) == len(same):
+            gpus = same
     if len(gpus) != len(matrix.gpus):
         raise KvbenchError(
             f"the matrix has {len(matrix.gpus)} GPUs and the other inputs have {len(gpus)}; "

@@ -130,7 +130,7 @@ def _result(
         measurements=tuple(found),
         groups=tuple(groups),
         absent=(*_missing(graph, inputs, sources), *(Absent(what="join", reason=note) for note in notes), *absent),
-        limits=machine_limits(graph, ceilings),
+        limits=machine_limits(graph, ceilings, groups),
     )
 
 

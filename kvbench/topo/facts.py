@@ -46,7 +46,10 @@ class PciFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumaFact:
-    """One NUMA node; `distances` maps other nodes to the kernel's relative distance."""
+    """One NUMA node; `distances` maps other nodes to the kernel's relative distance.
+
+    `gpu_memory`: it is the memory of a GPU that the CPUs can address, as on a Grace board.
+    """
 
     index: int
     cpus: str | None = None
@@ -54,6 +57,7 @@ class NumaFact:
     package: int | None = None
     distances: tuple[tuple[int, int], ...] = ()
     has_cpus: bool = True
+    gpu_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

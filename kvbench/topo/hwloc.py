@@ -33,6 +33,11 @@ class _Found:
     notes: list[str] = field(default_factory=list)
     reference: dict[str, str] = field(default_factory=dict)  # "OSDev:802" or "PCIDev:449" to a bus id or package
 
+    def near(self, nodeset: str) -> tuple[int, ...]:
+        """The nodes of a set, without those that are GPU memory: a device is near CPUs and DRAM."""
+        gpu_memory = {index for index, numa in self.numa.items() if numa.gpu_memory}
+        return tuple(index for index in bits(nodeset) if index not in gpu_memory)
+
 
 def read_hwloc(text: str, source: str) -> Facts:
     """Packages, NUMA nodes, PCI devices with their host bridge, disks, distances and NVLink bandwidths."""
@@ -96,6 +101,7 @@ def _numa(element: Element, found: _Found, package: int | None) -> None:
         memory_bytes=whole(element.get("local_memory")),
         package=package,
         has_cpus=bool(cpus),
+        gpu_memory=element.get("subtype") == "GPUMemory",
     )
 
 
@@ -122,7 +128,7 @@ def _device(element: Element, found: _Found, parent: str | None, nodeset: str) -
         if re.fullmatch(r"[\d.]{1,12}", element.get("pci_link_speed") or "0")
         else 0.0
     )
-    near = bits(nodeset) if nodeset else ()
+    near = found.near(nodeset)
     found.pci[key] = PciFact(
         bus_id=key,
         parent=parent,
@@ -144,7 +150,7 @@ def _os_device(element: Element, found: _Found, parent: str | None, nodeset: str
     storage = kind is not None and (bool(kind & 1) if bitmask else kind == 0)
     if storage and name != "sr0":
         size = whole(_info(element, "Size"))
-        near = bits(nodeset) if nodeset else ()
+        near = found.near(nodeset)
         found.disks.append(
             DiskFact(
                 name=name,
@@ -155,7 +161,10 @@ def _os_device(element: Element, found: _Found, parent: str | None, nodeset: str
             )
         )
     if parent not in found.pci:
-        return
+        parent = _gpu_without_address(name, found, nodeset)
+        if parent is None:
+            return
+        found.reference[f"OSDev:{element.get('gp_index')}"] = parent
     device = found.pci[parent]
     model = _info(element, "GPUModel")
     memory = whole(_info(element, "CUDAGlobalMemorySize"))
@@ -168,6 +177,18 @@ def _os_device(element: Element, found: _Found, parent: str | None, nodeset: str
         memory_bytes=memory * 1024 if memory else device.memory_bytes,
         tool_index=int(index[1]) if index else device.tool_index,
     )
+
+
+def _gpu_without_address(name: str, found: _Found, nodeset: str) -> str | None:
+    """A made-up key for a GPU that the XML shows as an OS device below no PCI device; each number is one GPU."""
+    match = re.fullmatch(r"(?:cuda|nvml|rsmi)(\d{1,3})", name)
+    if match is None:
+        return None
+    near = found.near(nodeset)
+    key = f"gpu-without-address-{match[1]}"
+    numa = near[0] if len(near) == 1 else None
+    found.pci.setdefault(key, PciFact(bus_id=key, is_gpu=True, numa=numa, near_numa=near))
+    return key
 
 
 def _info(element: Element, name: str) -> str | None:

@@ -9,13 +9,25 @@ from kvbench.core.graph import Graph, Link, Rate
 from kvbench.core.load_ceilings import Ceiling
 from kvbench.core.provenance import Origin, Provenance
 from kvbench.results.host_paths import Limit, LimitName
+from kvbench.results.topology import GroupMeasurement
 
 _ORDER: tuple[Provenance, ...] = ("measured", "spec", "modelled", "synthetic")
 
 
-def machine_limits(graph: Graph, ceilings: Sequence[Ceiling]) -> tuple[Limit, ...]:
-    """Limits in the load direction on the best-founded rates; what is not known gets no limit."""
-    return tuple(_limits(graph, {found.scenario: found for found in ceilings if found.basis == "expected"}))
+def machine_limits(
+    graph: Graph, ceilings: Sequence[Ceiling], groups: Sequence[GroupMeasurement] = ()
+) -> tuple[Limit, ...]:
+    """Limits in the load direction on the best-founded rates; what is not known gets no limit.
+
+    A measured all-gather replaces the sum of NVLinks as the rate of a collective.
+    """
+    found = list(_limits(graph, {found.scenario: found for found in ceilings if found.basis == "expected"}))
+    gathers = [group for group in groups if "all_gather_perf" in group.what]
+    if gathers:
+        best = max(gathers, key=lambda group: group.bytes_per_s)
+        found = [limit for limit in found if limit.name != "collective"]
+        found.append(Limit(name="collective", value=best.bytes_per_s, origin=best.origin))
+    return tuple(found)
 
 
 def _limits(graph: Graph, found: dict[str, Ceiling]) -> Iterator[Limit]:

@@ -158,3 +158,33 @@ def test_the_graph_of_any_sample_is_a_tree_with_links_that_end_at_nodes() -> Non
             graph = Graph(machine)
             for node in machine.nodes:
                 assert graph.ancestors(node.id)[-1].kind in {"machine", "network"}
+
+
+def test_a_graphics_unit_of_another_vendor_does_not_count_as_a_gpu_of_the_matrix(tmp_path: Path) -> None:
+    fake = switched_machine(tmp_path)
+    fake.pci("0000:c6:00.0", "pci0000:c6", "0x030000", vendor="0x1002", now=None, most=None)
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV4\t0-47\t0\nGPU1\tNV4\t X \t48-95\t1\n"
+    (tmp_path / "m.txt").write_text(matrix)
+    graph = graph_of(tmp_path / "sys", tmp_path / "m.txt")
+    assert len(graph.of_kind("gpu")) == 3
+    assert graph.pair_cell("gpu0", "gpu1") == "NV4"
+
+
+def test_hwloc_gpus_without_an_address_and_gpu_memory_nodes() -> None:
+    text = (
+        '<topology version="3.0"><object type="Machine" nodeset="0x00000003">'
+        '<object type="Package" os_index="0" cpuset="0x0f" nodeset="0x00000003">'
+        '<object type="NUMANode" os_index="0" cpuset="0x0f" nodeset="0x1" local_memory="500000000000"/>'
+        '<object type="NUMANode" subtype="GPUMemory" os_index="1" cpuset="0x0" nodeset="0x2" local_memory="96000000"/>'
+        '<object type="OSDev" gp_index="7" name="cuda0" subtype="CUDA" osdev_type="12">'
+        '<info name="GPUModel" value="NVIDIA GH200 480GB"/></object>'
+        '<object type="OSDev" gp_index="8" name="nvml0" subtype="NVML" osdev_type="12"/>'
+        "</object></object></topology>"
+    )
+    graph = Graph(build_machine([read_text(text, "h.xml")])[0])
+    (gpu,) = graph.of_kind("gpu")
+    assert gpu.name == "GPU0 NVIDIA GH200 480GB"
+    assert [dram.id for dram in graph.of_kind("dram")] == ["dram0"]
+    assert graph.nodes["numa1"].name == "NUMA node 1 (GPU memory)"
+    assert graph.numa_of("gpu0") == graph.nodes["numa0"]
+    assert [hop.link for hop in graph.path("dram0", "gpu0")] == ["dram0-numa0", "gpu0=c2c=numa0"]

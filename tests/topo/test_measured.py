@@ -37,7 +37,9 @@ def test_a_measurement_replaces_the_typical_rate_in_the_ceiling() -> None:
 
 
 def test_nccl_tests_give_the_best_bus_bandwidth_and_not_the_average() -> None:
-    (group,) = dgx("nccl-tests.json").groups
+    result = dgx("nccl-tests.json")
+    (group,) = result.groups
+    assert {limit.name: limit.value for limit in result.limits}["collective"] == 360e9
     assert group.what == "nccl-tests all_gather_perf, 8 ranks, bus bandwidth at 1.00 GiB"
     assert group.bytes_per_s == 360e9
 
