@@ -96,8 +96,10 @@ class Comparison:
         if self.bytes_per_token == 0 or not isfinite(self.queue_s):
             return TokenSplit(x_star=0, t_s=self.t_load_s)
         split = token_split(**self._split_terms())
-        split = TokenSplit(x_star=split.x_star, t_s=split.t_s + (self.start_s if split.x_star else 0.0))
-        return split if split.t_s < self.t_load_s else TokenSplit(x_star=0, t_s=self.t_load_s)
+        split_s = split.t_s + self.start_s
+        if split.x_star == 0 or split_s >= self.t_load_s:
+            return TokenSplit(x_star=0, t_s=self.t_load_s)
+        return TokenSplit(x_star=split.x_star, t_s=split_s)
 
     def split_gain(self) -> float:
         """Time of the better whole option over the split's; 1 where a split does not help.

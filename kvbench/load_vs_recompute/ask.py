@@ -39,8 +39,7 @@ from kvbench.load_vs_recompute.sources import (
     saved_paths,
 )
 from kvbench.load_vs_recompute.sweep import Answer, load_vs_recompute
-from kvbench.results.host_measurement import HostMeasurement
-from kvbench.results.load_vs_recompute import LoadVsRecomputeResult
+from kvbench.results.load_vs_recompute import LoadVsRecomputeResult, Skipped
 
 Report = Callable[[str, float | None], None]
 
@@ -263,33 +262,26 @@ def _ask_measured(question: Question, scenario: Scenario, real_tiers: tuple[str,
     )
     tiers = merged_tiers(scenario.tiers, measured_tiers(measured.paths))
     scenario = replace(scenario, tiers=tiers, paths=(*scenario.paths, *measured.paths), prefill=measured.prefill)
-    doubts = _outcome_warnings(measured)
+    skipped = tuple(Skipped(what=o.case, reason=o.reason or o.status) for o in measured.outcomes if o.status != "ok")
     if measured.prefill is None or not tiers:
         if measured.interrupted:
-            return _unfinished(scenario, doubts)
-        failures = [f"{o.case} {o.status}: {o.reason}" for o in measured.outcomes if o.status != "ok"]
-        reasons = "; ".join(failures) or "no tier could be measured"
+            return _unfinished(scenario, measured.warnings, skipped)
+        reasons = "; ".join(f"{skip.what}: {skip.reason}" for skip in skipped) or "no tier could be measured"
         raise KvbenchError(f"{entry.model.name} could not be compared on this host: {reasons}")
     answer = load_vs_recompute(scenario, progress=lambda step: progress(step, None))
-    return replace(answer, warnings=(*doubts, *answer.warnings), interrupted=answer.interrupted or measured.interrupted)
+    return replace(
+        answer,
+        result=replace(answer.result, skipped=(*skipped, *answer.result.skipped)),
+        warnings=(*measured.warnings, *answer.warnings),
+        interrupted=answer.interrupted or measured.interrupted,
+    )
 
 
 def _default_specs() -> tuple[str, ...]:
     return ("dram:1GiB", f"file:{tempfile.gettempdir()}?size=1GiB")
 
 
-def _outcome_warnings(measured: HostMeasurement) -> tuple[Warning_, ...]:
-    failed = tuple(
-        Warning_(
-            code=f"case-{o.status}", message=f"{o.case} {o.status}: {o.reason}", remedy="see docs/load-vs-recompute.md"
-        )
-        for o in measured.outcomes
-        if o.status != "ok"
-    )
-    return (*measured.warnings, *failed)
-
-
-def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...]) -> Answer:
+def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...], skipped: tuple[Skipped, ...]) -> Answer:
     """What Ctrl-C left of a measurement that had not reached the comparison."""
     result = LoadVsRecomputeResult(
         gpu="this host",
@@ -298,6 +290,7 @@ def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...]) -> Answer:
         inputs=(),
         points=(),
         curves=(),
+        skipped=skipped,
         measured_paths=scenario.paths,
         measured_prefill=scenario.prefill,
     )

@@ -355,7 +355,9 @@ class Series:
             fast, slow = 1 + doubt, 1 / (1 + doubt)
         worst = comparison.with_factors(bandwidth=1 / LOAD_OVERHEAD, compute=fast)
         best = comparison.with_factors(compute=slow)
-        sure = worst.verdict() == best.verdict() == comparison.verdict()
+        # A load that a split might still beat is surely a load rather than a recompute.
+        decide = Comparison.verdict if comparison.verdict() == "split" else Comparison.whole_verdict
+        sure = decide(worst) == decide(best) == decide(comparison)
         return _finite(worst.ratio), _finite(best.ratio), sure
 
     def _flip_value(self, flip: Flip, comparison: Comparison) -> float:

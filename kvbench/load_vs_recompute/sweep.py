@@ -10,6 +10,7 @@ from kvbench.core.claims import (
     check_bytes_per_token,
     check_request_rate,
     check_shares,
+    check_slow_hits,
     check_tail,
     expected_time_s,
     mix,
@@ -45,6 +46,8 @@ from kvbench.results.load_vs_recompute import (
     Skipped,
 )
 from kvbench.results.prefill import PrefillMeasurement
+
+GPUS_PER_NODE = 8  # of an HGX board, the usual NVLink domain; NVL72 racks hold more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +129,8 @@ class _Run:
                     check_parallelism(entry.model, parallelism)
                     self.series_points(self.series(entry, parallelism, kv_format))
                 except LayoutError as error:
-                    skip = Skipped(
-                        model=entry.model.name,
-                        layout=parallelism.label(),
-                        kv_dtype=kv_format.kv_dtype,
-                        reason=str(error),
-                    )
-                    self.skipped.append(skip)
+                    what = f"{entry.model.name} {parallelism.label()} {kv_format.kv_dtype}"
+                    self.skipped.append(Skipped(what=what, reason=str(error)))
 
     def series_points(self, all_series: list[Series]) -> None:
         """All tiers and prefix lengths of one model, layout and cache format."""
@@ -218,6 +216,17 @@ class _Run:
                     remedy="lower --loads-per-s, or give a faster tier",
                 )
             )
+        if series.parallelism.ranks > GPUS_PER_NODE:
+            self.warn(
+                Warning_(
+                    code="more-than-one-node",
+                    message=(
+                        f"{series.parallelism.label()} has {series.parallelism.ranks} ranks; they are taken to share "
+                        "one host's storage and one NVLink domain"
+                    ),
+                    remedy="for several nodes give the tier `per-rank` and --limit collective=… of the slowest link",
+                )
+            )
         on_gpu = scenario.prefill is None
         self.warn(*check_measured_tiers((series.tier,), series.concurrent_ranks, on_gpu=on_gpu))
         if scenario.concurrent_ranks is not None and scenario.concurrent_ranks < series.loading_ranks:
@@ -271,7 +280,7 @@ class _Run:
             hit = [name for name, share in scenario.hit_shares.items() if share > 0]
             if hit and all(isfinite(times[name]) for name in hit):
                 shares = mix(scenario.hit_shares, times)
-                self.warn(*check_tail(shares))
+                self.warn(*check_tail(shares), *check_slow_hits(shares))
                 self.expected.append(
                     ExpectedTime(
                         model=first.model.name,

@@ -315,7 +315,7 @@ def _input_value(item: Input) -> str:
 def _skipped(result: LoadVsRecomputeResult) -> TextTable:
     return TextTable(
         title="Skipped",
-        columns=("model", "layout", "KV", "reason"),
-        left=frozenset({"layout", "KV", "reason"}),
-        rows=tuple((skip.model, skip.layout, skip.kv_dtype, skip.reason) for skip in result.skipped),
+        columns=("what", "reason"),
+        left=frozenset({"reason"}),
+        rows=tuple((skip.what, skip.reason) for skip in result.skipped),
     )

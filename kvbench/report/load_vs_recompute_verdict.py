@@ -33,23 +33,30 @@ STRATEGY_NAMES = {
     "layer_split": "g layer split",
 }
 DETAIL_POINTS = 4
-_MOST_CURVES = 8
+_MOST_CURVES, _MOST_SKIPPED = 8, 3
 
 
 def verdict(result: LoadVsRecomputeResult) -> tuple[str, Tone, list[str]]:
     """The answer in one sentence, its tone, and the sentences under it."""
     points = result.points
+    skipped = _skipped(result)
     if not points:
-        return "No point was compared.", "unsure", [skip.reason for skip in result.skipped]
+        return "No point was compared.", "unsure", skipped
     if len(points) == 1:
-        return _point_sentence(points[0]), TONES[points[0].verdict], _point_details(points[0], result)
-    details = _sentences(points) if len(points) <= DETAIL_POINTS else _crossings(result)
+        return _point_sentence(points[0]), TONES[points[0].verdict], [*_point_details(points[0], result), *skipped]
+    details = [*(_sentences(points) if len(points) <= DETAIL_POINTS else _crossings(result)), *skipped]
     verdicts = {point.verdict for point in points}
     if len(verdicts) == 1:
         return _common_verdict(points), TONES[points[0].verdict], details
     counts = Counter(point.verdict for point in points)
     parts = ", ".join(f"{WORDS[verdict].lower()} at {count}" for verdict, count in counts.most_common())
     return f"It depends: {parts} of {len(points)} points.", "neutral", details
+
+
+def _skipped(result: LoadVsRecomputeResult) -> list[str]:
+    lines = [f"skipped {skip.what}: {skip.reason}" for skip in result.skipped[:_MOST_SKIPPED]]
+    more = len(result.skipped) - len(lines)
+    return [*lines, f"and {more} more skipped, see the table"] if more else lines
 
 
 def _sentences(points: Sequence[Point]) -> list[str]:
@@ -141,10 +148,9 @@ def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
         f"{format_bytes(point.unique_bytes)} unique ({_copies(point.replicas)} of each byte)"
     )
     effective = "" if point.strategy == "per_rank_host_copies" else f" ({STRATEGY_NAMES[point.strategy]})"
-    rate = (
-        f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}; "
-        f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
-    )
+    rate = f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}"
+    if point.verdict != "no_verdict":
+        rate += f"; loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
     work = f"{format_flop(point.flops_per_rank)} per rank; {_intensity(point)}"
     details = [size, work, rate, _faster_strategy(point), _flip_sentence(point), _sure_sentence(point, result)]
     if point.verdict == "split":

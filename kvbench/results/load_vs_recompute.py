@@ -141,11 +141,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A combination of the sweep that cannot exist, with the reason."""
+    """A combination of the sweep that cannot exist, or a tier that could not be measured, with the reason."""
 
-    model: str
-    layout: str
-    kv_dtype: str
+    what: str
     reason: str
 
 

@@ -142,3 +142,12 @@ def test_a_start_up_time_of_compute_is_paid_by_every_split() -> None:
     )  # fmt: skip
     best = min(max(0.4 + x * 1e-3, (1000 - x) * 1e-3) for x in range(1, 1000))
     assert c.split().t_s == pytest.approx(best, abs=1e-3)
+
+
+def test_where_starting_to_compute_takes_longer_than_the_load_nothing_is_computed() -> None:
+    c = Comparison(
+        tokens=1000, bytes_per_token=1e3, const_bytes=0, bytes_per_s=1e9, latency_s=0, linear_s=1e-3, quadratic_s=0,
+        start_s=5.0,
+    )  # fmt: skip
+    assert c.split() == TokenSplit(x_star=0, t_s=c.t_load_s)
+    assert c.verdict() == "load"

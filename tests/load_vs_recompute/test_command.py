@@ -102,7 +102,7 @@ class TestVerdicts:
 
     def test_a_verdict_at_peak_that_any_efficiency_keeps_is_sure(self, capsys: pytest.CaptureFixture[str]) -> None:
         points = result_of(
-            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=13GB/s"
+            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=12GB/s"
         )["result"]["points"]
         assert points[0]["sure"]
         assert points[0]["ratio_low"] < points[0]["ratio"] < points[0]["ratio_high"]
@@ -223,7 +223,7 @@ class TestSweeps:
         result = document["result"]
         # qwen2.5-7b has 28 heads, which 8 ranks cannot divide.
         assert len(result["points"]) == (2 + 3) * 2 * 2
-        assert [(skip["model"], skip["layout"]) for skip in result["skipped"]] == [("qwen2.5-7b", "TP 8")] * 2
+        assert [skip["what"] for skip in result["skipped"]] == ["qwen2.5-7b TP 8 bf16", "qwen2.5-7b TP 8 fp8"]
         assert "does not divide the 28 heads" in result["skipped"][0]["reason"]
 
     def test_a_thousand_points_render_and_round_trip(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,7 +359,7 @@ class TestImpossibleInput:
             "--hit=miss=0.7", "--claimed-rate=10.4", code=3,
         )  # fmt: skip
         (warning,) = [w for w in document["warnings"] if w["code"] == "impossible-request-rate"]
-        assert "one miss keeps all ranks busy for 1.0" in warning["message"]  # minutes: 63.9 s at peak on four A100
+        assert "one miss keeps all ranks busy for 63.9 s" in warning["message"]
 
     def test_its_bytes_per_token_contradict_the_config(self, capsys: pytest.CaptureFixture[str]) -> None:
         document = result_of(capsys, "qwen3-32b", "--tokens=4096", "--claimed-bytes-per-token=512KiB", code=3)

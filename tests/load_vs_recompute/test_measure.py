@@ -92,6 +92,17 @@ def test_a_modelled_tier_beside_measured_ones_stays_labelled_modelled(measured: 
     assert document.provenance["t_load_s"].provenance == "modelled"
 
 
+def test_a_tier_that_could_not_be_measured_is_on_the_first_screen(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = ("--tier=dram:16MiB", f"--tier=file:{tmp_path}/nowhere?size=8MiB")
+    code = main(["load-vs-recompute", str(model), "--measure", f"--plan={PLAN}", *tiers, "--tokens=64", "--quiet"])
+    out = capsys.readouterr().out
+    assert code == 0
+    first_screen = out.partition("┌")[0]
+    assert f"skipped load from file:{tmp_path}/nowhere" in first_screen
+
+
 def test_no_file_is_left_behind(measured: Path) -> None:
     assert [path.name for path in measured.parent.iterdir()] == [measured.name]
 
