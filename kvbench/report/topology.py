@@ -12,7 +12,7 @@ from kvbench.core.units import GIGA, format_bandwidth, format_bytes
 from kvbench.report.page import Figure, page
 from kvbench.report.tables import TextTable, Tone, print_notes, print_tables, print_verdict
 from kvbench.results.document import Document
-from kvbench.results.topology import InputRead, TopologyResult
+from kvbench.results.topology import InputRead, LinkMeasurement, TopologyResult
 
 _CELL_COLUMNS = 9
 _MOST_SQUARE = 16
@@ -352,7 +352,7 @@ def _link_table(graph: Graph) -> TextTable:
     groups: dict[tuple[str, ...], list[Link]] = {}
     for link in graph.machine.links:
         if link.kind != "internal":
-            groups.setdefault(_link_cells(link), []).append(link)
+            groups.setdefault(_link_cells(graph, link), []).append(link)
     rows = []
     for cells, links in groups.items():
         name = links[0].label if len(links) == 1 else f"{links[0].label} and {len(links) - 1} more"
@@ -360,15 +360,22 @@ def _link_table(graph: Graph) -> TextTable:
     shown = tuple(rows[:_MOST_LINK_ROWS])
     return TextTable(
         title="Links, one direction",
-        columns=("link", "kind", "theory", "typical", "measured", "source or reason"),
-        left=frozenset({"kind", "source or reason"}),
+        columns=("link", "kind", "shared by", "theory", "typical", "measured", "source or reason"),
+        left=frozenset({"kind", "shared by", "source or reason"}),
         rows=shown,
         note="up / down where the directions differ; up is towards the CPU."
         + (f" {len(rows) - len(shown)} more rows are in --json." if len(rows) > len(shown) else ""),
     )
 
 
-def _link_cells(link: Link) -> tuple[str, ...]:
+def _sharers(graph: Graph, link: Link) -> str:
+    """Who draws on the same bandwidth: the GPUs below an uplink, or those next to a DRAM."""
+    at = link.b if link.kind == "dram" else link.a if graph.nodes[link.a].parent == link.b else None
+    gpus = [node for _, node in graph.walk(at) if node.kind == "gpu"] if at is not None else []
+    return f"{len(gpus)} GPUs" if len(gpus) > 1 else ""
+
+
+def _link_cells(graph: Graph, link: Link) -> tuple[str, ...]:
     state = _width(link)
     kind = " ".join(part for part in (link.kind, state, f"x{link.count}" if link.count > 1 else "") if part)
     known = link.backward.expected or link.forward.expected
@@ -378,6 +385,7 @@ def _link_cells(link: Link) -> tuple[str, ...]:
         source = f"{source}; {link.forward.absent}" if link.forward.absent else source
     return (
         kind,
+        _sharers(graph, link),
         _both(link, lambda rates: rates.theory),
         _both(link, lambda rates: rates.typical),
         _both(link, lambda rates: rates.measured),
@@ -410,7 +418,7 @@ def _limit_table(result: TopologyResult) -> TextTable:
 
 def _measured_table(result: TopologyResult, graph: Graph) -> TextTable:
     rows: list[tuple[str, ...]] = [
-        (graph.links[m.link].label, m.direction, format_bandwidth(m.rate.bytes_per_s), m.rate.origin.source)
+        (graph.links[m.link].label, _way(graph, m), format_bandwidth(m.rate.bytes_per_s), m.rate.origin.source)
         for m in result.measurements
     ]
     rows += [(group.what, "", format_bandwidth(group.bytes_per_s), group.origin.source) for group in result.groups]
@@ -420,6 +428,12 @@ def _measured_table(result: TopologyResult, graph: Graph) -> TextTable:
         left=frozenset({"direction", "how"}),
         rows=tuple(rows),
     )
+
+
+def _way(graph: Graph, measured: LinkMeasurement) -> str:
+    link = graph.links[measured.link]
+    ends = (link.a, link.b) if measured.direction == "forward" else (link.b, link.a)
+    return " to ".join(_label(graph.nodes[end]) for end in ends)
 
 
 def _absent_table(result: TopologyResult) -> TextTable:

@@ -7,7 +7,7 @@ from kvbench.core.findings import Finding
 from kvbench.core.graph import Direction, Machine, Rate
 from kvbench.core.load_ceilings import Ceiling
 from kvbench.core.provenance import Origin
-from kvbench.results.host_paths import Limit, MeasuredPath
+from kvbench.results.host_paths import Limit, MeasuredPath, TransferSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,22 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkMeasurement:
-    """One imported or measured figure, the link it was put on, and how it was made."""
+    """One imported or measured figure, the link it was put on, and how it was made.
+
+    `samples` are the raw readings of a measurement made now; an import has none, because its tool kept them.
+    """
 
     link: str
     direction: Direction
     rate: Rate
     what: str
+    samples: tuple[TransferSample, ...] = ()
+
+    @property
+    def spread_ratio(self) -> float | None:
+        """(slowest - fastest) / median of the samples' times; None without samples."""
+        times = sorted(sample.seconds for sample in self.samples)
+        return (times[-1] - times[0]) / times[len(times) // 2] if times else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

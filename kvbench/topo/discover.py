@@ -31,6 +31,8 @@ from kvbench.topo.sysfs import read_root
 if TYPE_CHECKING:
     from kvbench.topo.link_probe import LinkProbe
 
+_SPREAD = 0.1  # of the median, as everywhere in kvbench
+
 Report = Callable[[str, float | None], None]
 Imported = tuple[tuple[LinkMeasurement, ...], tuple[GroupMeasurement, ...], tuple[Absent, ...]]
 
@@ -185,6 +187,15 @@ def doubts(result: TopologyResult) -> tuple[Warning_, ...]:
         )
     found += [
         Warning_(
+            code="spread",
+            message=f"{measured.what}: the times differ by {measured.spread_ratio:.0%} of their median",
+            remedy="stop what else runs on this machine and measure again",
+        )
+        for measured in result.measurements
+        if measured.direction == "forward" and (measured.spread_ratio or 0.0) > _SPREAD
+    ]
+    found += [
+        Warning_(
             code="input-truncated",
             message=f"{cut.source} ends early: {'; '.join(cut.notes) or 'its end is missing'}",
             remedy="give the whole output; what it held is kept",
@@ -217,6 +228,7 @@ def _missing(graph: Graph, inputs: Sequence[Facts], sources: Sources) -> Iterabl
 
 
 _READ = Origin(provenance="measured", source="read from the input: what the kernel or the tool reported")
+_TIMED = Origin(provenance="measured", source="timed on this host by kvbench topo --measure")
 _NARROWEST = Origin(
     provenance="modelled",
     source="the narrowest link of the pair, expected rate",
@@ -236,6 +248,8 @@ PROVENANCE: Mapping[str, Origin] = {
     "nodes.gpu.nvlinks": Origin(provenance="spec", source="the product's row in kvbench/topo/anchors.yaml"),
     "links.count": _READ,
     "matrix.rows.bytes_per_s": _NARROWEST,
+    "samples.bytes": _TIMED,
+    "samples.seconds": _TIMED,
     "shares.bytes_per_s": _FILLED,
     "ceilings.total_bytes_per_s": _FILLED,
 }

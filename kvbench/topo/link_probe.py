@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from kvbench.core.graph import Graph, Link, Rate
 from kvbench.core.provenance import Origin
 from kvbench.core.units import MIB, format_bytes
+from kvbench.results.host_paths import TransferSample
 from kvbench.results.topology import Absent, LinkMeasurement
 
 Report = Callable[[str, float | None], None]
@@ -97,8 +98,9 @@ class SmallProbe:
                 bytes_per_s=2 * self.memory_bytes / median(seconds),
                 origin=Origin(provenance="measured", source=what, formula="2 · bytes / seconds"),
             )
-            yield LinkMeasurement(link=link.id, direction="forward", rate=rate, what=what)
-            yield LinkMeasurement(link=link.id, direction="backward", rate=rate, what=what)
+            raw = _samples(self.memory_bytes, seconds)
+            yield LinkMeasurement(link=link.id, direction="forward", rate=rate, what=what, samples=raw)
+            yield LinkMeasurement(link=link.id, direction="backward", rate=rate, what=what, samples=raw)
 
     def _disk(self, graph: Graph, report: Report) -> Iterator[LinkMeasurement | Absent]:
         link, why = _disk_under(graph, self.folder)
@@ -117,7 +119,12 @@ class SmallProbe:
             bytes_per_s=self.file_bytes / median(seconds),
             origin=Origin(provenance="measured", source=what, formula="bytes / seconds"),
         )
-        yield LinkMeasurement(link=link.id, direction="forward", rate=rate, what=what)
+        raw = _samples(self.file_bytes, seconds)
+        yield LinkMeasurement(link=link.id, direction="forward", rate=rate, what=what, samples=raw)
+
+
+def _samples(size_bytes: int, seconds: Sequence[float]) -> tuple[TransferSample, ...]:
+    return tuple(TransferSample(bytes=size_bytes, seconds=each) for each in seconds)
 
 
 def _reason(samples: Sequence[Mapping[str, Any]]) -> str:

@@ -6,8 +6,10 @@ import pytest
 
 from kvbench.core.errors import UsageError
 from kvbench.core.graph import Graph
+from kvbench.results.codec import from_json, to_json
+from kvbench.results.document import new_document, numbers_without_origin
 from kvbench.topo.build import build_machine
-from kvbench.topo.discover import Sources, discover
+from kvbench.topo.discover import PROVENANCE, Sources, discover, doubts
 from kvbench.topo.facts import Facts
 from kvbench.topo.link_probe import Measured, SmallProbe, run_child
 from kvbench.topo.read import read_inputs
@@ -52,6 +54,7 @@ def test_rates_count_reads_and_writes_and_gaps_have_reasons(tmp_path: Path) -> N
         (f"dram{at}-numa{at}", way) for at in (0, 1) for way in ("forward", "backward")
     }
     assert {m.rate.bytes_per_s for m in found.found} == {2 * 10**8 / 0.02}  # the median of 10, 20 and 30 ms
+    assert {m.spread_ratio for m in found.found} == {(0.03 - 0.01) / 0.02}
     reasons = {gap.what: gap.reason for gap in found.absent}
     assert "is no disk of this graph" in reasons["disk rate"]
     assert "run nvbandwidth -j" in reasons["GPU link rates"]
@@ -63,6 +66,19 @@ class Halving:
     def measure(self, graph: Graph, report: object) -> Measured:
         del graph, report
         return Measured(found=(), absent=())
+
+
+def test_a_wide_spread_is_a_warning_and_samples_have_an_origin(tmp_path: Path) -> None:
+    result = discover(
+        probe=SmallProbe(folder=tmp_path, child=fake_child),
+        driver=lambda: Facts(format="NVML", source="driver", gpu_absent="not asked"),
+    )
+    if not result.measurements:
+        pytest.skip("this kernel lists no NUMA node with CPUs")
+    assert "spread" in {doubt.code for doubt in doubts(result)}
+    document = new_document(result, command_line=("kvbench", "topo", "--measure"), provenance=PROVENANCE)
+    assert numbers_without_origin(document) == ()
+    assert from_json(to_json(document), source="made now") == document
 
 
 def test_a_probe_only_fits_this_machine() -> None:
