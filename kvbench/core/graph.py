@@ -222,14 +222,24 @@ class Graph:
 
     def ancestors(self, node_id: str) -> tuple[Node, ...]:
         """The node itself, then its parent, and so on up to the machine."""
-        found = []
-        current: str | None = node_id
-        while current is not None:
-            node = self.nodes[current]
+        known = self._ancestors.get(node_id)
+        if known is None:
+            node = self.nodes[node_id]
+            above = self._above(node)
+            known = self._ancestors[node_id] = (node, *above)
+        return known
+
+    @cached_property
+    def _ancestors(self) -> dict[str, tuple[Node, ...]]:
+        return {}
+
+    def _above(self, node: Node) -> tuple[Node, ...]:
+        found: list[Node] = []
+        while node.parent is not None:
+            node = self.nodes[node.parent]
             found.append(node)
-            current = node.parent
             if len(found) > len(self.nodes):
-                raise KvbenchError(f"the topology has a loop above {node_id}; check the captured files")
+                raise KvbenchError(f"the topology has a loop above {found[0].id}; check the captured files")
         return tuple(found)
 
     def uplink(self, node_id: str) -> Link | None:
