@@ -22,7 +22,8 @@ from kvbench.results.topology import (
     TopologyResult,
 )
 from kvbench.topo.anchors import named_gpu, parse_dram
-from kvbench.topo.build import Assumed, build_machine
+from kvbench.topo.build import build_machine
+from kvbench.topo.draft import Assumed
 from kvbench.topo.facts import Facts
 from kvbench.topo.limits import machine_limits
 from kvbench.topo.nvml import read_nvml

@@ -181,7 +181,7 @@ def _square(
     matrix: list[list[str | None]] = [[None] * len(labels) for _ in labels]
     for row_at, label in enumerate(labels):
         row = by_label.get(label)
-        for column, cell in enumerate(row.cells[: len(labels)] if row else ()):
+        for column, cell in enumerate(_whole_cells(row, len(labels)) if row else ()):
             matrix[row_at][column] = "SYS" if cell == "SOC" else cell
     short = [row.label for row in by_label.values() if len(row.cells) < len(labels)]
     missing = [label for label in labels if label not in by_label]
@@ -198,6 +198,13 @@ def _square(
     return labels, tuple(tuple(row) for row in matrix), tuple(notes), bool(short or missing)
 
 
+def _whole_cells(row: _Row, width: int) -> tuple[str, ...]:
+    """The row's cells; where it is cut right behind NV1, that may have been NV18, so the cell is left out."""
+    if len(row.cells) < width and not row.tail and row.cells[-1].startswith("NV"):
+        return row.cells[:-1]
+    return row.cells[:width]
+
+
 def _check_cells(
     matrix: Sequence[Sequence[str | None]], labels: Sequence[str], rows: dict[str, _Row], source: str
 ) -> None:
@@ -205,8 +212,7 @@ def _check_cells(
         if label in rows and matrix[row_at][row_at] not in {"X", None}:
             raise KvbenchError(
                 f"{source}:{rows[label].line}: row {label} has {matrix[row_at][row_at]} on its own column instead "
-                "of X; "
-                "was a column lost while pasting? give the raw output"
+                "of X; was a column lost while pasting? give the raw output"
             )
         for column, other in enumerate(labels[:row_at]):
             here, there = matrix[row_at][column], matrix[column][row_at]
