@@ -227,10 +227,26 @@ def _tree(graph: Graph) -> Iterator[str]:
 
 def _branches(graph: Graph, node: Node, indent: str) -> Iterator[str]:
     children = [child for child in graph.children(node.id) if child.kind != "dram"]
-    for at, child in enumerate(children):
-        last = at == len(children) - 1
-        yield f"{indent}{'└─ ' if last else '├─ '}{_tree_line(graph, child)}"
-        yield from _branches(graph, child, indent + ("   " if last else "│  "))
+    groups = _equal_neighbours(graph, children)
+    for at, group in enumerate(groups):
+        last = at == len(groups) - 1
+        line = _tree_line(graph, group[0])
+        if len(group) > 1:
+            kind = "NICs" if group[0].kind == "nic" else "disks"
+            line = line.replace(group[0].name, f"{group[0].name} … {group[-1].name} ({len(group)} {kind})", 1)
+        yield f"{indent}{'└─ ' if last else '├─ '}{line}"
+        if len(group) == 1:
+            yield from _branches(graph, group[0], indent + ("   " if last else "│  "))
+
+
+def _equal_neighbours(graph: Graph, nodes: Sequence[Node]) -> list[list[Node]]:
+    """NICs or disks that differ only in their names, four or more of them, in one group; every other node alone."""
+    same: dict[str, list[Node]] = {}
+    for node in nodes:
+        leaf = node.kind in {"nic", "disk"} and not graph.children(node.id) and node.bus_id is None
+        key = f"{node.kind} {_tree_line(graph, node).removeprefix(node.name)}" if leaf else node.id
+        same.setdefault(key, []).append(node)
+    return [part for group in same.values() for part in ([group] if len(group) >= 4 else [[node] for node in group])]
 
 
 def _tree_line(graph: Graph, node: Node) -> str:

@@ -346,7 +346,8 @@ class _Drawing:
         rate = sum(_bytes(link) for link in self.graph.across(joined[0], "nvlink"))
         shown = f", {format_bandwidth(rate)}" if rate else ""
         name = f"{switches} NVSwitches" if switches else "NVSwitch fabric"
-        texts = (f"{name}: {count} NVLinks per GPU{shown} each way", f"{count} NVLinks{shown}", f"{count} NVLinks")
+        whole = f"{name}: {count} NVLinks per GPU{shown}{' each way' if shown else ''}"
+        texts = (whole, f"{count} NVLinks{shown}", f"{count} NVLinks")
         text = next((text for text in texts if 6.2 * len(text) < panel.width - 2 * _PAD), texts[-1])
         yield _text(panel.x + panel.width / 2, y + 16, text, size=11)
 

@@ -178,7 +178,7 @@ def doubts(result: TopologyResult) -> tuple[Warning_, ...]:
                 remedy="add lspci -vv, nvidia-smi --query-gpu or the archive of probes/capture/topology.sh with --from",
             )
         )
-    if any(node.inferred and node.kind in {"switch", "host_bridge"} for node in result.machine.nodes):
+    if any(node.name.endswith("(inferred)") for node in result.machine.nodes):
         found.append(
             Warning_(
                 code="tree-inferred",

@@ -62,13 +62,17 @@ class NumaFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkFact:
-    """Bonded NVLinks from one device to another; ends are bus ids, `index:N`, `package:N` or `nvswitch`."""
+    """Bonded NVLinks from one device to another; ends are bus ids, `package:N`, `numa:N`, `near-numa` or `nvswitch`.
+
+    `version` is the NVLink generation, where the input tells the GPU's architecture.
+    """
 
     a: str
     b: str
     count: int | None = None
     bytes_per_s: float | None = None
     kind: str = "nvlink"
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

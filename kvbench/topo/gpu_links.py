@@ -21,17 +21,19 @@ from kvbench.topo.anchors import (
 )
 from kvbench.topo.devices import short_name
 from kvbench.topo.draft import Draft
-from kvbench.topo.facts import MatrixFact, NvlinkFact
+from kvbench.topo.facts import Facts, MatrixFact, NvlinkFact
 
 _MOST_DIRECT_NVLINKS = 18  # no GPU has more links than that without an NVSwitch
 
 
 def add_gpu_links(draft: Draft, matrices: Sequence[MatrixFact]) -> None:
     """Adds the links of GPUs; cells of a matrix count only where no input names the ends."""
-    explicit = [link for facts in draft.inputs for link in facts.nvlinks]
-    for fact in explicit:
-        _explicit_link(draft, fact)
-    for matrix in matrices if not explicit else ():
+    for kind in ("nvlink", "c2c"):  # several inputs tell of the same links: the first that tells counts
+        told = next((links for facts in draft.inputs if (links := _of_kind(facts, kind))), ())
+        for fact in told:
+            _explicit_link(draft, fact)
+    explicit = any(_of_kind(facts, "nvlink") for facts in draft.inputs)
+    for matrix in matrices[:1] if not explicit else ():
         _matrix_links(draft, matrix)
     for node_id, product in draft.products.items():
         if product.c2c is not None and not any(
@@ -40,6 +42,10 @@ def add_gpu_links(draft: Draft, matrices: Sequence[MatrixFact]) -> None:
             numa = next((node for node in draft.above(node_id) if node.kind == "numa"), None)
             if numa is not None:
                 _across(draft, node_id, numa.id, "c2c", 1, product)
+
+
+def _of_kind(facts: Facts, kind: str) -> tuple[NvlinkFact, ...]:
+    return tuple(link for link in facts.nvlinks if link.kind == kind)
 
 
 def _explicit_link(draft: Draft, fact: NvlinkFact) -> None:
@@ -55,10 +61,15 @@ def _explicit_link(draft: Draft, fact: NvlinkFact) -> None:
     product = draft.products.get(a)
     count = fact.count
     if count is None and fact.bytes_per_s is not None:
-        per_link = nvlink_rates(product.nvlink if product else None, 1).theory
+        per_link = nvlink_rates(_generation(product, fact.version), 1).theory
         count = max(1, round(fact.bytes_per_s / per_link.bytes_per_s)) if per_link else 1
     kind: LinkKind = "c2c" if fact.kind == "c2c" else "nvlink"
-    _across(draft, a, b, kind, count or 1, product, rate=fact.bytes_per_s)
+    _across(draft, a, b, kind, count or 1, product, rate=fact.bytes_per_s, version=fact.version)
+
+
+def _generation(product: GpuAnchor | None, version: int | None) -> int | None:
+    """The NVLink generation of the product, else the one that the input gave."""
+    return product.nvlink if product is not None and product.nvlink is not None else version
 
 
 def _end(draft: Draft, name: str) -> str | None:
@@ -77,9 +88,17 @@ def _fabric(draft: Draft) -> str:
 
 
 def _across(
-    draft: Draft, a: str, b: str, kind: LinkKind, count: int, product: GpuAnchor | None, *, rate: float | None = None
+    draft: Draft,
+    a: str,
+    b: str,
+    kind: LinkKind,
+    count: int,
+    product: GpuAnchor | None,
+    *,
+    rate: float | None = None,
+    version: int | None = None,
 ) -> None:
-    up, down = _across_sides(draft, kind, count, product)
+    up, down = _across_sides(kind, count, product, version)
     if rate is not None and (up.theory is None or kind == "c2c"):
         told = Rate(bytes_per_s=rate, origin=Origin(provenance="measured", source="the link rate in the input"))
         up, down = replace(up, theory=told), replace(down, theory=told)
@@ -87,7 +106,7 @@ def _across(
     if node_id in draft.links:  # NCCL prints one line per link group
         old = draft.links[node_id]
         del draft.links[node_id]
-        _across(draft, a, b, kind, count + old.count, product)
+        _across(draft, a, b, kind, count + old.count, product, version=version)
         return
     draft.link(
         Link(
@@ -103,7 +122,9 @@ def _across(
     )
 
 
-def _across_sides(draft: Draft, kind: LinkKind, count: int, product: GpuAnchor | None) -> tuple[LinkRates, LinkRates]:
+def _across_sides(
+    kind: LinkKind, count: int, product: GpuAnchor | None, version: int | None
+) -> tuple[LinkRates, LinkRates]:
     if kind == "c2c":
         if product is not None and product.c2c is not None:
             return c2c_rates(product.c2c, toward_cpu=True), c2c_rates(product.c2c, toward_cpu=False)
@@ -112,7 +133,7 @@ def _across_sides(draft: Draft, kind: LinkKind, count: int, product: GpuAnchor |
     if kind == "xgmi":
         rates = xgmi_rates(product.xgmi if product else None)
         return rates, rates
-    rates = nvlink_rates(product.nvlink if product else None, count)
+    rates = nvlink_rates(_generation(product, version), count)
     return rates, rates
 
 

@@ -20,6 +20,9 @@ _NVSWITCH = 0x068000
 _MBIT = 1e6
 _MB = 1e6
 
+# The NVLink generation of each compute capability, by which NCCL too chooses a link's rate (ncclTopoNVLinkBw).
+_NVLINK_OF_SM = {60: 1, 70: 2, 80: 3, 86: 3, 90: 4, 100: 5, 103: 5}
+
 # Families and models as in NCCL's own tables (src/graph/topo.cc); an empty name leaves the socket link unknown.
 _CPUS = {("GenuineIntel", 6, 79): "intel broadwell", ("GenuineIntel", 6, 85): "intel skylake"}
 _CPUS |= {("GenuineIntel", 6, 143): "intel sapphire rapids", ("GenuineIntel", 6, 207): "intel emerald rapids"}
@@ -94,18 +97,19 @@ class _Reader:
             line_rate_bit_per_s=max(speeds) * _MBIT if speeds else None,
             is_switch=bool(inner),
         )
+        version = _NVLINK_OF_SM.get(whole(gpu.get("sm")) or 0) if gpu else None
         for link in gpu.children if gpu else ():
-            self.gpu_link(address, link, numa)
+            self.gpu_link(address, link, numa, version)
         for child in inner:
             self.device(child, address, numa)
 
-    def gpu_link(self, address: str, link: Element, numa: int | None) -> None:
+    def gpu_link(self, address: str, link: Element, numa: int | None, version: int | None) -> None:
         count = whole(link.get("count")) or 1
         if link.tag == "nvlink":
             switch = whole(link.get("tclass")) == _NVSWITCH
             target = "nvswitch" if switch else bus_id(link.get("target"))
             if target is not None:
-                self.nvlinks.append(NvlinkFact(a=address, b=target, count=count))
+                self.nvlinks.append(NvlinkFact(a=address, b=target, count=count, version=version))
         elif link.tag == "c2c" and numa is not None:
             each = whole(link.get("bw"))
             rate = each * count * _MB if each else None  # MB/s per link, as NCCL reads it from NVML

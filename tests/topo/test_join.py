@@ -103,6 +103,16 @@ def test_nccl_draws_switch_nic_and_fabric() -> None:
     assert links[0].forward.typical.bytes_per_s == 22e9  # familyid 6, modelid 143: Sapphire Rapids
 
 
+def test_nccl_tells_the_nvlink_generation_and_two_inputs_do_not_count_links_twice(tmp_path: Path) -> None:
+    again = tmp_path / "again.xml"
+    again.write_bytes((DATA / "nccl.xml").read_bytes())
+    for graph in (graph_of("nccl.xml"), graph_of("nccl.xml", again)):
+        (link,) = graph.across("gpu0", "nvlink")
+        assert link.count == 18
+        assert link.forward.theory is not None
+        assert link.forward.theory.bytes_per_s == 18 * 25e9  # sm 90: NVLink 4
+
+
 def test_nccl_reads_c2c_and_a_width_of_zero() -> None:
     text = (
         '<system version="1"><cpu numaid="0" affinity="ff" arch="arm64" vendor="ARM">'
