@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
 
+from kvbench.catalogue.huggingface import is_known
 from kvbench.catalogue.models import CatalogueEntry
 from kvbench.core.claims import (
     check_bytes_per_token,
@@ -254,6 +255,17 @@ class _Run:
                     code="beyond-context",
                     message=f"{longest} tokens exceed the {model.max_context_tokens} that {model.name} is made for",
                     remedy="the arithmetic holds, the model's answers may not",
+                )
+            )
+        if not is_known(model.architecture):
+            self.warn(
+                Warning_(
+                    code="assumed-architecture",
+                    message=(
+                        f"{model.architecture} is not known; every layer of {model.name} was taken as --assume says "
+                        f"({', '.join(f'{count} {kind}' for kind, count in model.layer_kinds().items())})"
+                    ),
+                    remedy="check that number against the model card; windows and other layouts would make it smaller",
                 )
             )
         has_state = any(isinstance(mixer, RecurrentState) for mixer in model.mixers())
