@@ -92,7 +92,8 @@ def share_flows(graph: Graph, flows: Sequence[Flow], *, rate_of: RateOf) -> tupl
         for direction in sorted(directions):
             rate = _capacity(link, direction, len(directions) == 2, rate_of)
             if rate is not None:
-                capacities[_resource(link, direction)] = rate
+                name = _resource(link, direction)  # one budget for both directions of a half-duplex link: the lower
+                capacities[name] = min(rate, capacities.get(name, rate))
     uses = [_uses(graph, flow) for flow in flows]
     shares = fair_shares(capacities, uses)
     return tuple(

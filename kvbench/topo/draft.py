@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvbench.core.graph import (
     GpuTraits,
@@ -107,13 +107,16 @@ class Draft:
         )
         self.tree_link(node_id, "internal", INTERNAL, INTERNAL)
         if fact is None or (not fact.gpu_memory and (fact.memory_bytes is None or fact.memory_bytes > 0)):
-            self.dram(index)
+            self.dram(index, fact)
         return node_id
 
-    def dram(self, index: int) -> None:
+    def dram(self, index: int, fact: NumaFact | None = None) -> None:
+        """The memory of a NUMA node, with what the firmware says it carries: reads leave it, writes enter it."""
         node = self.add(Node(id=f"dram{index}", kind="dram", name=f"DRAM {index}", parent=f"numa{index}", numa=index))
         rates = LinkRates(absent="not measured; kvbench topo --measure reads it, --dram 8xDDR5-4800 gives the theory")
-        self.tree_link(node, "dram", rates, rates, half_duplex=True, shared_group=f"DRAM of NUMA node {index}")
+        reads = replace(rates, typical=_firmware(fact.firmware_read_bytes_per_s if fact else None))
+        writes = replace(rates, typical=_firmware(fact.firmware_write_bytes_per_s if fact else None))
+        self.tree_link(node, "dram", reads, writes, half_duplex=True, shared_group=f"DRAM of NUMA node {index}")
 
     def device(
         self,
@@ -198,3 +201,10 @@ class Draft:
         while node.parent is not None:
             node = self.nodes[node.parent]
             yield node
+
+
+def _firmware(bytes_per_s: float | None) -> Rate | None:
+    if bytes_per_s is None:
+        return None
+    origin = Origin(provenance="spec", source="the firmware's HMAT table, as the kernel shows it")
+    return Rate(bytes_per_s=bytes_per_s, origin=origin)

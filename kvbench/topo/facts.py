@@ -48,7 +48,8 @@ class PciFact:
 class NumaFact:
     """One NUMA node; `distances` maps other nodes to the kernel's relative distance.
 
-    `gpu_memory`: it is the memory of a GPU that the CPUs can address, as on a Grace board.
+    `gpu_memory`: it is the memory of a GPU that the CPUs can address, as on a Grace board. The firmware's rates are
+    those of its HMAT table, for the nearest CPUs.
     """
 
     index: int
@@ -58,6 +59,8 @@ class NumaFact:
     distances: tuple[tuple[int, int], ...] = ()
     has_cpus: bool = True
     gpu_memory: bool = False
+    firmware_read_bytes_per_s: float | None = None
+    firmware_write_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,4 +80,8 @@ def _dram_theory(draft: Draft, sockets: Sequence[Node]) -> None:
         rate = Rate(bytes_per_s=spec.bytes_per_s / share, origin=origin)
         link = draft.links[f"{node.id}-{numa.id}"]
         rates = LinkRates(theory=rate, absent="not measured; kvbench topo --measure reads it")
-        draft.links[link.id] = replace(link, forward=rates, backward=rates)
+        draft.links[link.id] = replace(
+            link,
+            forward=replace(rates, typical=link.forward.typical),
+            backward=replace(rates, typical=link.backward.typical),
+        )

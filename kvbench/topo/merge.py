@@ -69,6 +69,8 @@ def merged_numa_node(old: NumaFact | None, new: NumaFact) -> NumaFact:
         memory_bytes=old.memory_bytes if old.memory_bytes is not None else new.memory_bytes,
         package=old.package if old.package is not None else new.package,
         distances=old.distances or new.distances,
+        firmware_read_bytes_per_s=old.firmware_read_bytes_per_s or new.firmware_read_bytes_per_s,
+        firmware_write_bytes_per_s=old.firmware_write_bytes_per_s or new.firmware_write_bytes_per_s,
     )
 
 

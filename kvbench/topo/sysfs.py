@@ -16,6 +16,7 @@ from kvbench.topo.numbers import lane_rate, whole
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ORIGIN = Origin(provenance="measured", source="kernel: current_link_speed, current_link_width, max_link_…")
 _MBIT = 1e6
+_MEGA = 1e6
 _GBIT = 1e9
 _SECTOR_BYTES = 512
 _MOST_FILE_BYTES = 1 << 16
@@ -246,7 +247,15 @@ def _numa_nodes(sys: Path) -> Iterator[NumaFact]:
             package=_package(sys, cpus),
             distances=tuple((other, int(word)) for other, word in zip(indexes, words, strict=False) if word.isdigit()),
             has_cpus=bool(cpus) if cpus is not None else True,
+            firmware_read_bytes_per_s=_hmat(path, "read_bandwidth"),
+            firmware_write_bytes_per_s=_hmat(path, "write_bandwidth"),
         )
+
+
+def _hmat(node: Path, name: str) -> float | None:
+    """Bytes per second that the firmware's HMAT table gives for a node from its nearest CPUs; the file is in MB/s."""
+    value = whole(_read(node / "access0/initiators" / name))
+    return value * _MEGA if value and value > 0 else None
 
 
 def _package(sys: Path, cpus: str | None) -> int | None:

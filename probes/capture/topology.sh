@@ -85,7 +85,7 @@ for device in "$sys"/bus/pci/devices/*; do
   case $(cat "$real/class" 2>/dev/null) in 0x0604*) copy "$real/config" ;; esac
 done
 for node in "$sys"/devices/system/node/node[0-9]*; do
-  copy "$node"/{cpulist,distance,meminfo}
+  copy "$node"/{cpulist,distance,meminfo} "$node"/access0/initiators/{read,write}_bandwidth
 done
 for cpu in "$sys"/devices/system/cpu/cpu[0-9]*; do
   copy "$cpu/topology/physical_package_id"

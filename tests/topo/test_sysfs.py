@@ -62,6 +62,21 @@ def test_an_unknown_speed_and_width_255_are_not_figures(tmp_path: Path) -> None:
     assert (fact.state.lane_gt_per_s, fact.state.width, fact.state.max_width) == (None, None, None)
 
 
+def test_the_firmwares_memory_bandwidth_is_a_typical_rate(tmp_path: Path) -> None:
+    fake = FakeSys(tmp_path)
+    fake.numa(0, "0-3")
+    table = fake.sys / "devices/system/node/node0/access0/initiators"
+    table.mkdir(parents=True)
+    (table / "read_bandwidth").write_text("250000\n")
+    (table / "write_bandwidth").write_text("0\n")
+    graph = graph_of(tmp_path)
+    link = graph.uplink("dram0")
+    assert link is not None
+    assert link.forward.typical is not None
+    assert link.forward.typical.bytes_per_s == 250e9
+    assert link.backward.typical is None
+
+
 def test_two_chained_switches_are_two_switches(tmp_path: Path) -> None:
     fake = FakeSys(tmp_path)
     fake.numa(0, "0-3")
