@@ -27,6 +27,10 @@ _TAIL_COLUMNS = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _CELL = re.compile(r"\s*(X(?![A-Za-z0-9])|NV\d{1,2}(?![0-9])|PIX|PXB|PHB|NODE|SYS|SOC)")
 _PEER_CELL = re.compile(r"\s*(X(?![A-Za-z0-9])|OK|CNS|GNS|TNS|NS|DR|U(?![A-Za-z0-9]))")
 _NIC_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*(\S{1,64})\s*")
+_GPU_TABLE = re.compile(
+    r"\|\s{1,4}(\d{1,4})  (\S.{1,40}?)\s{2,30}(?:On|Off|N/A)\s{0,4}\|\s{1,4}[0-9A-Fa-f:.]{7,16}\s.{0,80}"
+)
+_GPU_REPORT = re.compile(r"\s*GPU (\d{1,4}(?:,\d{1,4}){0,63}): (NVIDIA .{1,60})")
 _GPU_LINE = re.compile(r"\s*GPU (\d{1,4}): (.{1,80}?) \(UUID: ?[^)]{0,80}\)?\s*")
 
 
@@ -114,7 +118,17 @@ def _lines(text: str) -> list[str]:
 
 
 def _gpu_names(lines: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    return tuple((int(match[1]), match[2]) for match in map(_GPU_LINE.fullmatch, lines) if match)
+    """Products by number, from what people paste around a matrix: `-L`, the table of nvidia-smi, or an engine's
+    environment report (`GPU 0,1: NVIDIA H20`).
+    """
+    found: dict[int, str] = {}
+    for line in lines:
+        for pattern in (_GPU_LINE, _GPU_TABLE, _GPU_REPORT):
+            if match := pattern.fullmatch(line):
+                for index in match[1].split(","):
+                    found.setdefault(int(index), match[2])
+                break
+    return tuple(sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

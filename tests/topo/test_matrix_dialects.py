@@ -266,3 +266,22 @@ def test_a_random_rocm_text_reads_back(gpus: int, data: st.DataObject) -> None:
 def test_names_of_nvidia_smi_l_join_the_matrix() -> None:
     facts = read_text("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-x)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-y)\n", "l")
     assert facts.gpu_names == ((0, "NVIDIA A100-SXM4-80GB"), (1, "NVIDIA A100-SXM4-80GB"))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "GPU 0: NVIDIA H20 (UUID: GPU-x)\nGPU 1: NVIDIA H20 (UUID: GPU-y)\n",
+        "GPU 0,1: NVIDIA H20\nGPU 0,1 Compute Capability: 9.0\n",
+        (
+            "| GPU  Name                 Persistence-M | Bus-Id        Disp.A | Volatile Uncorr. ECC |\n"
+            "|   0  NVIDIA H20                     On  | 00000000:0A:00.0 Off |                    0 |\n"
+            "|   1  NVIDIA H20                     On  | 00000000:18:00.0 Off |                    0 |\n"
+        ),
+    ],
+)
+def test_products_are_read_from_what_people_paste_around_a_matrix(around: str) -> None:
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV18\t0-47\t0\nGPU1\tNV18\t X \t0-47\t0\n"
+    facts = read_text(f"{around}NVIDIA Topology:\n{matrix}", "m")
+    assert facts.format == "nvidia-smi topo -m"
+    assert facts.gpu_names == ((0, "NVIDIA H20"), (1, "NVIDIA H20"))
