@@ -1,6 +1,6 @@
 """Draws a topology: the ceilings and findings first, then the tree, the matrix, the links and what is not known."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -26,8 +26,7 @@ def terminal(document: Document[TopologyResult], console: Console) -> None:
     console.print()
     print_tables((_findings_table(result), _ceiling_table(result, graph)), console)
     console.print(Text("The machine", style="bold"))
-    for line in _tree(graph):
-        console.print(Text(line), no_wrap=True, overflow="ellipsis")
+    _print_lines(_tree(graph), console)
     console.print()
     _print_matrix(result, graph, console)
     print_tables((_link_table(graph), _measured_table(result, graph), _absent_table(result)), console)
@@ -322,10 +321,18 @@ def _print_matrix(result: TopologyResult, graph: Graph, console: Console) -> Non
         columns = range(start, min(start + fit, len(nodes)))
         head = "".join(_fitted(labels[at]) for at in columns)
         console.print(Text(" " * wide + head, style="bold"), no_wrap=True)
-        for row in rows:
-            cells = "".join(_fitted(_cell(result, row, at)) for at in columns)
-            console.print(Text(f"{labels[row]:<{wide}}{cells}"), no_wrap=True)
+        _print_lines(
+            (labels[row].ljust(wide) + "".join(_fitted(_cell(result, row, at)) for at in columns) for row in rows),
+            console,
+        )
         console.print()
+
+
+def _print_lines(lines: Iterable[str], console: Console) -> None:
+    """Prints lines in one go, each cut to the console's width: a large machine has hundreds."""
+    width = console.width
+    cut = [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    console.print(Text("\n".join(cut)), no_wrap=True, overflow="ignore", crop=False)
 
 
 def _fitted(text: str) -> str:
