@@ -16,6 +16,7 @@ from kvbench.core.errors import KvbenchError
 COMMANDS = {
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
     "report": "kvbench.cli.report:report",
+    "topo": "kvbench.cli.topo:topo",
 }
 
 _INTERRUPTED = 130  # what Typer returns after Ctrl-C
