@@ -1,0 +1,581 @@
+"""From millions of calls to the few that matter: skips what all ranks did alike, and numbers the calls around the rest.
+
+Chunks that every member of every communicator holds with the same calls at the same positions of its program cannot
+hold a divergence, and no cycle either (the position is a common order). They are skipped with numpy, a chunk at a time.
+Where programs differ in shape, a consistent cut is used: every communicator has the same number of calls before it on
+each of its members.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvbench.collectives.nccl_log import P2P, ROOTED
+from kvbench.collectives.summary import Kind, ProcessLog
+from kvbench.core.collectives import Call, Communicator, Signature, number_calls
+from kvbench.core.deadlock import Analysis, analyse
+from kvbench.deadlock_diagnose.identity import CALLS, Actor, Identity
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+
+CHUNK = 4096
+FIRST_WINDOW = 16_384
+TAIL_WINDOW = 50_000
+_SHIFTS = 64
+
+
+@dataclass(slots=True, kw_only=True)
+class Window:
+    """Numbered calls of every rank, the analysis of them, and what was left out of it."""
+
+    programs: list[list[Call]]
+    analysis: Analysis
+    num_calls: list[int]
+    skipped: list[int]
+    streams_known: bool
+    notes: list[tuple[str, str, str]]
+    open_groups: list[tuple[int, int]]
+
+
+class _Tables:
+    """Numbers for signatures, shared by all ranks."""
+
+    def __init__(self) -> None:
+        self.signatures: list[Signature] = []
+        self.numbers: dict[Signature, int] = {}
+        self._p2p: Any = None
+
+    @property
+    def p2p(self) -> Any:
+        """For each signature, whether it is a Send or a Recv."""
+        import numpy as np
+
+        if self._p2p is None or len(self._p2p) != len(self.signatures):
+            self._p2p = np.array([one.op.startswith(("Send:", "Recv:")) for one in self.signatures], dtype=bool)
+        return self._p2p
+
+    def number(self, signature: Signature) -> int:
+        found = self.numbers.get(signature)
+        if found is None:
+            found = self.numbers[signature] = len(self.signatures)
+            self.signatures.append(signature)
+        return found
+
+
+def signature_of(kind: Kind) -> Signature:
+    """What a call's kind says about what must agree."""
+    detail = dict(kind.detail)
+    size = detail.get("bytes")
+    return Signature(
+        op=kind.op,
+        count=kind.count,
+        dtype=kind.dtype,
+        redop=kind.redop,
+        root=kind.root if kind.op in ROOTED else None,
+        size_bytes=int(size) if size is not None else None,
+    )
+
+
+class RankRecords:
+    """One rank's calls and group marks as arrays: communicator, signature, and the record they came from."""
+
+    def __init__(self, actor: Actor, tables: _Tables) -> None:
+        self.actor = actor
+        self.tables = tables
+        self.uses = {use.number: use for use in actor.uses}
+        self._lookup: dict[int, Any] = {}
+        names: dict[str, list[Any]] = defaultdict(list)
+        for use in actor.uses:
+            names[use.name].append(use)
+        self.reused = {name for name, uses in names.items() if len(uses) > 1}
+        self.sources = {
+            kind.source for segment in actor.segments for kind in segment.kinds if kind.what == "call"
+        }
+
+    def chunks(self) -> "Iterator[tuple[Ints, Ints, Ints]]":
+        """(communicator, signature, record number), `CHUNK` calls at a time; marks have communicator -1."""
+        import numpy as np
+
+        held: list[tuple[Ints, Ints, Ints]] = []
+        length = 0
+        for part in self._parts():
+            held.append(part)
+            length += len(part[0])
+            if length < CHUNK:
+                continue
+            whole = [np.concatenate([one[column] for one in held]) for column in range(3)]
+            full = length - length % CHUNK
+            for start in range(0, full, CHUNK):
+                yield whole[0][start : start + CHUNK], whole[1][start : start + CHUNK], whole[2][start : start + CHUNK]
+            held = [(whole[0][full:], whole[1][full:], whole[2][full:])]
+            length -= full
+        if length:
+            comm, signature, record = (np.concatenate([one[column] for one in held]) for column in range(3))
+            yield comm, signature, record
+
+    def _parts(self) -> "Iterator[tuple[Ints, Ints, Ints]]":
+        import numpy as np
+
+        counts = self._count_sources() if {"COLL", "CALL"} <= self.sources else {}
+        both = bool(counts)
+        repeated = both and counts["COLL"] == counts["CALL"]
+        for at, segment, ids in self.actor.records():
+            comm_of, signature_of_, keep = self._table(segment)
+            records = np.arange(at, at + len(ids), dtype=np.int64)
+            comm, signature = comm_of[ids], signature_of_[ids]
+            chosen = keep[ids]
+            if self.reused:
+                self._reused_names(segment, ids, records, comm)
+            if repeated:
+                is_coll = np.array([kind.source == "COLL" for kind in segment.kinds], dtype=bool)
+                chosen = chosen & ~is_coll[ids]
+            elif both:
+                chosen = chosen & ~_doubled(segment, ids)
+            chosen = chosen & (comm != -3)
+            yield comm[chosen], signature[chosen], records[chosen]
+
+    def _count_sources(self) -> dict[str, int]:
+        counts = {"COLL": 0, "CALL": 0}
+        for _, segment, ids in self.actor.records():
+            for number in ids.tolist():
+                kind = segment.kinds[number]
+                if kind.what == "call":
+                    counts[kind.source] = counts.get(kind.source, 0) + 1
+        return counts
+
+    def _table(self, segment: ProcessLog) -> tuple[Any, Any, Any]:
+        import numpy as np
+
+        found = self._lookup.get(id(segment.kinds))
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        comms, signatures, keep = [], [], []
+        by_name = {use.name: use for use in self.actor.uses}
+        for kind in segment.kinds:
+            use = by_name.get(kind.comm)
+            mark = kind.what != "call"
+            comms.append(-1 if mark else use.comm if use is not None and use.comm >= 0 else -3)
+            peer = kind.root if kind.op in P2P else None
+            signature = (
+                Signature(kind.what) if mark else signature_of(kind) if peer is None else _with_peer(kind, peer)
+            )
+            signatures.append(self.tables.number(signature))
+            keep.append(kind.what in CALLS)
+        found = (np.array(comms, dtype=np.int64), np.array(signatures, dtype=np.int64), np.array(keep, dtype=bool))
+        self._lookup[id(segment.kinds)] = found
+        return found
+
+    def _reused_names(self, segment: ProcessLog, ids: Any, records: Any, comm: Any) -> None:
+        """Gives calls on a reused pointer the communicator that the pointer meant at that time."""
+        import numpy as np
+
+        for name in self.reused:
+            kinds = np.array([kind.comm == name and kind.what == "call" for kind in segment.kinds], dtype=bool)
+            here = kinds[ids]
+            if not here.any():
+                continue
+            uses = [use for use in self.actor.uses if use.name == name]
+            starts = np.array([use.created_at for use in uses], dtype=np.int64)
+            targets = np.array([use.comm if use.comm >= 0 else -3 for use in uses], dtype=np.int64)
+            which = np.clip(np.searchsorted(starts, records[here], side="right") - 1, 0, len(uses) - 1)
+            comm[here] = targets[which]
+
+
+def _with_peer(kind: Kind, peer: int) -> Signature:
+    return Signature(op=f"{kind.op}:{peer}", count=kind.count, dtype=kind.dtype, size_bytes=signature_of(kind).size_bytes)
+
+
+def _doubled(segment: ProcessLog, ids: Any) -> Any:
+    """Which COLL records repeat a CALL record right before or after them (both subsystems were on)."""
+    import numpy as np
+
+    drop = np.zeros(len(ids), dtype=bool)
+    used = np.zeros(len(ids), dtype=bool)
+    for at, number in enumerate(ids.tolist()):
+        kind = segment.kinds[number]
+        if kind.what != "call" or kind.source != "COLL":
+            continue
+        for other in (at - 1, at + 1):
+            if 0 <= other < len(ids) and not used[other]:
+                twin = segment.kinds[int(ids[other])]
+                if twin.source == "CALL" and twin._replace(source="", num_ranks=None) == kind._replace(
+                    source="", num_ranks=None
+                ):
+                    drop[at] = used[other] = True
+                    break
+    return drop
+
+
+def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Window:
+    """Finds the calls that matter and analyses them."""
+    tables = _Tables()
+    ranks = [RankRecords(actor, tables) for actor in identity.actors]
+    partial = any(actor.segments[0].partial for actor in identity.actors)
+    notes: list[tuple[str, str, str]] = []
+    iterators = [rank.chunks() for rank in ranks]
+    skipped_chunks, held = 0, [next(iterator, None) for iterator in iterators]
+    before: Counter[int] = Counter()
+    while not partial and (counts := _aligned(held, identity.communicators, tables)) is not None:
+        skipped_chunks += 1
+        before.update(counts)
+        held = [next(iterator, None) for iterator in iterators]
+    rest = [_rest(first, iterator) for first, iterator in zip(held, iterators, strict=True)]
+    skipped = [skipped_chunks * CHUNK for _ in rest]
+    builder = _Builder(identity, ranks, tables, rest, before)
+    longest = max((len(one[0]) for one in rest), default=0)
+    if partial:
+        builder.align_tails(notes)
+    if longest <= tail_window:
+        programs = builder.programs([0] * len(rest), None)
+        analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+        return builder.window(programs, analysis, skipped, notes)
+    programs = builder.programs([0] * len(rest), FIRST_WINDOW)
+    analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+    if any(cause.kind not in {"not-entered", "host-cycle", "p2p-unmatched"} for cause in analysis.causes):
+        notes.append(
+            (
+                "window",
+                f"the first {FIRST_WINDOW} calls per rank after the last common point were analysed; {longest - FIRST_WINDOW} later ones follow from it",
+                "nothing to do: what comes after the first divergence is its consequence",
+            )
+        )
+        return builder.window(programs, analysis, skipped, notes)
+    starts = builder.consistent_cut(builder.before_divergence(tail_window))
+    programs = builder.programs(starts, None)
+    analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+    notes.append(
+        (
+            "order-window",
+            f"each communicator was compared over all its calls; the order across communicators only over the last {tail_window} calls per rank",
+            "pass a larger --order-window to look further back",
+        )
+    )
+    return builder.window(programs, analysis, [one + start for one, start in zip(skipped, starts, strict=True)], notes)
+
+
+def _aligned(
+    held: "Sequence[tuple[Ints, Ints, Ints] | None]", communicators: Sequence[Communicator], tables: _Tables
+) -> Mapping[int, int] | None:
+    """How many calls of each communicator a chunk holds, if all members agree call by call at the same positions.
+
+    None where they do not, where a chunk is not full, or where it holds Sends and Recvs, which meet crosswise.
+    """
+    import numpy as np
+
+    if not held or any(chunk is None or len(chunk[0]) < CHUNK for chunk in held):
+        return None
+    alike: dict[int, tuple[bytes, int]] = {}
+    calls: dict[int, int] = {}
+    for chunk in held:
+        if chunk is None:
+            return None
+        comm, signature, _ = chunk
+        if tables.p2p[signature].any():
+            return None
+        for one in np.unique(comm).tolist():
+            if one < 0:
+                continue
+            where = np.flatnonzero(comm == one)
+            content = where.tobytes() + signature[where].tobytes()
+            before = alike.get(one)
+            if before is not None and before[0] != content:
+                return None
+            alike[one] = (content, (before[1] if before else 0) + 1)
+            calls[one] = len(where)
+    complete = all(count == len(communicators[one].ranks) for one, (_, count) in alike.items())
+    return calls if complete else None
+
+
+def _rest(first: "tuple[Ints, Ints, Ints] | None", iterator: "Iterator[tuple[Ints, Ints, Ints]]") -> "tuple[Ints, Ints, Ints]":
+    import numpy as np
+
+    parts = [] if first is None else [first, *iterator]
+    if not parts:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty
+    return tuple(np.concatenate([part[column] for part in parts]) for column in range(3))  # type: ignore[return-value]
+
+
+class _Builder:
+    """Turns arrays into numbered calls, from a cut on."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        ranks: Sequence[RankRecords],
+        tables: _Tables,
+        rest: "Sequence[tuple[Ints, Ints, Ints]]",
+        before: Mapping[int, int],
+    ) -> None:
+        self.identity = identity
+        self.ranks = ranks
+        self.tables = tables
+        self.rest = rest
+        self.first_index: list[dict[int, int]] = [dict(before) for _ in rest]
+        self.open_groups: list[tuple[int, int]] = []
+        self.streams_known = self._streams_known()
+        self._common_starts()
+
+    def _streams_known(self) -> bool:
+        kinds = [
+            kind
+            for rank in self.ranks
+            for segment in rank.actor.segments
+            for kind in segment.kinds
+            if kind.what == "call"
+        ]
+        return bool(kinds) and all(kind.stream is not None for kind in kinds)
+
+    def _common_starts(self) -> None:
+        """Drops calls before the first position that all members still hold, where a format numbers its calls (rings)."""
+        import numpy as np
+
+        if not any(segment.seq_ids is not None for rank in self.ranks for segment in rank.actor.segments):
+            return
+        first: dict[int, int] = {}
+        sequences = []
+        for rank, (comm, signature, record) in zip(self.ranks, self.rest, strict=True):
+            seq_ids = rank.actor.segments[0].seq_ids
+            numbers = np.array(seq_ids if seq_ids is not None else [], dtype=np.int64)
+            mine = numbers[record] if len(numbers) else np.full(len(record), -1)
+            mine = np.where(self.tables.p2p[signature], -1, mine)
+            sequences.append(mine)
+            for one in np.unique(comm[mine >= 0]).tolist() if len(comm) else []:
+                low = int(mine[(comm == one) & (mine >= 0)].min())
+                first[one] = max(first.get(one, 0), low)
+        rest = []
+        for number, ((comm, signature, record), mine) in enumerate(zip(self.rest, sequences, strict=True)):
+            if len(comm) == 0:
+                rest.append((comm, signature, record))
+                continue
+            floor = np.array([first.get(one, 0) for one in range(len(self.identity.communicators))] + [0, 0, 0])
+            keep = (mine < 0) | (mine >= floor[comm])
+            rest.append((comm[keep], signature[keep], record[keep]))
+            self.first_index[number] = {one: low for one, low in first.items()}
+        self.rest = rest
+
+    def align_tails(self, notes: list[tuple[str, str, str]]) -> None:
+        """Finds how sequences that begin somewhere in a run stand against each other, from their ends."""
+        import numpy as np
+
+        ambiguous = 0
+        for comm, communicator in enumerate(self.identity.communicators):
+            sequences = {}
+            for program in communicator.ranks:
+                mine, signature, _ = self.rest[program]
+                sequences[program] = signature[(mine == comm) & ~self.tables.p2p[signature]]
+            known = {program: one for program, one in sequences.items() if len(one)}
+            if len(known) < 2:
+                continue
+            reference = max(known, key=lambda program: len(known[program]))
+            base = known[reference]
+            for program, one in known.items():
+                if program == reference:
+                    self.first_index[program][comm] = 10**6
+                    continue
+                best: list[tuple[int, int, int]] = []
+                for shift in sorted(range(-_SHIFTS, _SHIFTS + 1), key=abs):
+                    start = len(base) - len(one) + shift
+                    low, high = max(start, 0), min(start + len(one), len(base))
+                    if high - low <= 0:
+                        continue
+                    different = int(np.count_nonzero(base[low:high] != one[low - start : high - start]))
+                    best.append((different, abs(shift), start))
+                different, _, start = min(best)
+                ambiguous += sum(1 for other in best if other[0] == different) > 1
+                self.first_index[program][comm] = 10**6 + start
+        notes.append(
+            (
+                "tail-alignment",
+                "only the end of each file was read, so calls were numbered by matching the ends of the sequences"
+                + (f"; {ambiguous} of them match in more than one way and the nearest was taken" if ambiguous else ""),
+                "run again without --tail-bytes for a proof",
+            )
+        )
+
+    def before_divergence(self, tail: int) -> list[int]:
+        """Where to start in each rank: before the first mismatch of any communicator, else `tail` calls before the end."""
+        import numpy as np
+
+        upper = [max(len(one[0]) - tail, 0) for one in self.rest]
+        for comm, communicator in enumerate(self.identity.communicators):
+            where = {program: self._collectives(program, comm) for program in communicator.ranks}
+            values = {program: self.rest[program][1][at] for program, at in where.items()}
+            if len(values) < 2:
+                continue
+            shortest = min(len(one) for one in values.values())
+            reference = next(iter(values.values()))[:shortest]
+            first = shortest
+            for one in values.values():
+                different = np.flatnonzero(one[:shortest] != reference)
+                if len(different):
+                    first = min(first, int(different[0]))
+            for program, at in where.items():
+                if first < len(at):
+                    upper[program] = min(upper[program], max(int(at[first]) - FIRST_WINDOW // 4, 0))
+        return upper
+
+    def _collectives(self, program: int, comm: int) -> Any:
+        import numpy as np
+
+        mine, signature, _ = self.rest[program]
+        return np.flatnonzero((mine == comm) & ~self.tables.p2p[signature])
+
+    def _meetings(self) -> list[dict[int, Any]]:
+        """For each communicator and each channel of Sends and Recvs: where its calls stand in each member's program."""
+        import numpy as np
+
+        found = []
+        for comm, communicator in enumerate(self.identity.communicators):
+            found.append({program: self._collectives(program, comm) for program in communicator.ranks})
+            program_of = {rank: program for program, rank in communicator.ranks.items()}
+            channels: dict[tuple[int, int], dict[int, Any]] = defaultdict(dict)
+            for program, rank in communicator.ranks.items():
+                mine, signature, _ = self.rest[program]
+                for number in np.unique(signature[(mine == comm) & self.tables.p2p[signature]]).tolist():
+                    op, _, peer_text = self.tables.signatures[number].op.partition(":")
+                    peer = int(peer_text)
+                    channel = (rank, peer) if op == "Send" else (peer, rank)
+                    where = np.flatnonzero((mine == comm) & (signature == number))
+                    before = channels[channel].get(program)
+                    channels[channel][program] = where if before is None else np.sort(np.concatenate([before, where]))
+            for (source, target), members in channels.items():
+                for rank in (source, target):
+                    if rank in program_of:
+                        members.setdefault(program_of[rank], np.zeros(0, dtype=np.int64))
+                found.append(members)
+        return found
+
+    def consistent_cut(self, upper: list[int]) -> list[int]:
+        """The latest positions at or before `upper` at which every communicator has equally many calls behind it."""
+        import numpy as np
+
+        cut = list(upper)
+        meetings = self._meetings()
+        changed = True
+        while changed:
+            changed = False
+            for members in meetings:
+                counts = {program: int(np.searchsorted(where, cut[program])) for program, where in members.items()}
+                low = min(counts.values(), default=0)
+                for program, count in counts.items():
+                    if count > low:
+                        cut[program] = int(members[program][low])
+                        changed = True
+        for program, position in enumerate(cut):
+            comm, signature, _ = self.rest[program]
+            comm = comm[:position][~self.tables.p2p[signature[:position]]]
+            for one in np.unique(comm).tolist():
+                if one >= 0:
+                    self.first_index[program][one] = self.first_index[program].get(one, 0) + int(np.count_nonzero(comm == one))
+        return cut
+
+    def programs(self, starts: Sequence[int], length: int | None) -> list[list[Call]]:
+        """Numbered calls from a start in each rank."""
+        self.open_groups = []
+        programs = []
+        for number, (rank, arrays, start) in enumerate(zip(self.ranks, self.rest, starts, strict=True)):
+            stop = None if length is None else start + length
+            comm, signature, record = (column[start:stop].tolist() for column in arrays)
+            programs.append(self._program(number, rank, comm, signature, record))
+        return programs
+
+    def _program(
+        self, number: int, rank: RankRecords, comm: list[int], signature: list[int], record: list[int]
+    ) -> list[Call]:
+        kinds = _kinds_at(rank.actor, record)
+        explicit = bool({"CALL", "NVTX"} & rank.sources)
+        groups = _groups(comm, kinds, explicit)
+        rows = []
+        for one, which, position, kind, group in zip(comm, signature, record, kinds, groups, strict=True):
+            if one < 0:
+                continue
+            found = self.tables.signatures[which]
+            peer = None
+            if kind.op in P2P:
+                peer = kind.root
+                found = Signature(kind.op, found.count, found.dtype, None, None, found.size_bytes)
+            rows.append((one, found, kind.stream, group, position, kind.thread, peer))
+        open_group = _open_group(kinds, record)
+        if open_group is not None:
+            self.open_groups.append((number, open_group))
+        return number_calls(
+            rows, program=number, communicators=self.identity.communicators, first_index=self.first_index[number]
+        )
+
+    def window(
+        self, programs: list[list[Call]], analysis: Analysis, skipped: list[int], notes: list[tuple[str, str, str]]
+    ) -> Window:
+        return Window(
+            programs=programs,
+            analysis=analysis,
+            num_calls=[len(one[0]) + before for one, before in zip(self.rest, skipped, strict=True)],
+            skipped=skipped,
+            streams_known=self.streams_known,
+            notes=notes,
+            open_groups=self.open_groups,
+        )
+
+
+def _kinds_at(actor: Actor, records: list[int]) -> list[Kind]:
+    """The kinds of records, in the order of `records`, which ascends."""
+    found: list[Kind] = []
+    at_record = 0
+    for at, segment, ids in actor.records():
+        end = at + len(ids)
+        while at_record < len(records) and records[at_record] < end:
+            found.append(segment.kinds[ids[records[at_record] - at]])
+            at_record += 1
+        if at_record == len(records):
+            break
+    return found
+
+
+def _groups(comm: Sequence[int], kinds: Sequence[Kind], explicit: bool) -> list[int]:
+    """A group number for each record. COLL lines show no groups: there, neighbouring Sends and Recvs may be one."""
+    groups: list[int] = []
+    depth: dict[str, int] = defaultdict(int)
+    current: dict[str, int] = {}
+    last_p2p: tuple[int, str, int] | None = None
+    following = 1
+    for one, kind in zip(comm, kinds, strict=True):
+        if kind.what == "group-start":
+            if depth[kind.thread] == 0:
+                current[kind.thread] = following
+                following += 1
+            depth[kind.thread] += 1
+            groups.append(0)
+        elif kind.what == "group-end":
+            depth[kind.thread] = max(depth[kind.thread] - 1, 0)
+            groups.append(0)
+        elif depth[kind.thread]:
+            groups.append(current[kind.thread])
+        elif kind.op in P2P and not explicit:
+            if last_p2p is not None and last_p2p[:2] == (one, kind.thread):
+                groups.append(last_p2p[2])
+            else:
+                groups.append(following)
+                last_p2p = (one, kind.thread, following)
+                following += 1
+            continue
+        else:
+            groups.append(0)
+        last_p2p = None
+    return groups
+
+
+def _open_group(kinds: Sequence[Kind], records: Sequence[int]) -> int | None:
+    """The record that opened a group which never closed."""
+    opened: dict[str, list[int]] = defaultdict(list)
+    for kind, record in zip(kinds, records, strict=True):
+        if kind.what == "group-start":
+            opened[kind.thread].append(record)
+        elif kind.what == "group-end" and opened[kind.thread]:
+            opened[kind.thread].pop()
+    left = [stack[0] for stack in opened.values() if stack]
+    return min(left) if left else None
