@@ -12,13 +12,19 @@ from kvbench.cli.options import Html, Json, Out, Quiet
 def deadlock_diagnose(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH", help="Files, folders or archives that the ranks wrote; formats are found by content."),
+        typer.Argument(
+            metavar="PATH", help="Files, folders or archives that the ranks wrote; formats are found by content."
+        ),
     ],
     tail_bytes: Annotated[
-        str | None, typer.Option("--tail-bytes", metavar="SIZE", help="Read only the end of each text log, such as 64MiB.")
+        str | None,
+        typer.Option("--tail-bytes", metavar="SIZE", help="Read only the end of each text log, such as 64MiB."),
     ] = None,
     order_window: Annotated[
-        int, typer.Option("--order-window", min=100, help="Calls per rank over which the order across communicators is checked.")
+        int,
+        typer.Option(
+            "--order-window", min=100, help="Calls per rank over which the order across communicators is checked."
+        ),
     ] = 50_000,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Worker processes; all CPUs by default.")] = None,
     as_json: Json = False,

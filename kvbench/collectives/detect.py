@@ -47,4 +47,6 @@ def _is_binary(head: bytes) -> bool:
         sample.decode("utf-8")
         return strange > 0 and b"\x00" in sample
     except UnicodeDecodeError as error:
-        return error.start < len(sample) - 4 and (strange > 0 or sum(byte >= 0x80 for byte in sample) > len(sample) // 4)
+        return error.start < len(sample) - 4 and (
+            strange > 0 or sum(byte >= 0x80 for byte in sample) > len(sample) // 4
+        )

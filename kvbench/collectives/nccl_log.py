@@ -32,7 +32,9 @@ REDOPS = ("sum", "prod", "max", "min", "avg")
 ROOTED = frozenset({"Broadcast", "Reduce", "Gather", "Scatter"})
 REDUCING = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
 P2P = frozenset({"Send", "Recv"})
-_OPS = frozenset({"AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter", "AlltoAll", "Gather", "Scatter"}) | P2P
+_OPS = (
+    frozenset({"AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter", "AlltoAll", "Gather", "Scatter"}) | P2P
+)
 
 _ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _POINTER = rb"(?:0x[0-9a-f]+|\(nil\))"
@@ -51,13 +53,21 @@ _CALL = re.compile(
 )
 _CALL_GROUP = re.compile(rb"ncclGroup(?P<step>Start|End|SimulateEnd)\(\)")
 _CALL_INIT = re.compile(
-    rb"ncclCommInitRank\((?P<comm>" + _POINTER + rb"), ?(?P<nranks>\d+), ?(?P<commId>0x[0-9a-f]+), ?(?P<rank>\d+), ?-?\d+\)"
+    rb"ncclCommInitRank\((?P<comm>"
+    + _POINTER
+    + rb"), ?(?P<nranks>\d+), ?(?P<commId>0x[0-9a-f]+), ?(?P<rank>\d+), ?-?\d+\)"
 )
 _CALL_SPLIT = re.compile(
-    rb"ncclCommSplit\((?P<parent>" + _POINTER + rb"), ?(?P<color>-?\d+), ?(?P<key>-?\d+), ?(?P<comm>" + _POINTER + rb"), ?"
+    rb"ncclCommSplit\((?P<parent>"
+    + _POINTER
+    + rb"), ?(?P<color>-?\d+), ?(?P<key>-?\d+), ?(?P<comm>"
+    + _POINTER
+    + rb"), ?"
     rb"(?P<rank>-?\d+), ?(?P<nranks>-?\d+)\)"
 )
-_CALL_GROW = re.compile(rb"ncclCommGrow\((?P<parent>" + _POINTER + rb"), ?(?P<nranks>\d+), ?(?P<comm>" + _POINTER + rb")\)")
+_CALL_GROW = re.compile(
+    rb"ncclCommGrow\((?P<parent>" + _POINTER + rb"), ?(?P<nranks>\d+), ?(?P<comm>" + _POINTER + rb")\)"
+)
 _CALL_END = re.compile(rb"ncclComm(?P<step>Abort|Destroy|Finalize)\((?P<comm>" + _POINTER + rb")\)")
 _INIT = re.compile(
     rb"comm (?P<comm>" + _POINTER + rb") rank (?P<rank>\d+) n[rR]anks (?P<nranks>\d+) cudaDev (?P<dev>-?\d+) "
@@ -226,7 +236,9 @@ class Scanner:
             what = {b"Abort": "aborted", b"Destroy": "destroyed", b"Finalize": "finalized"}[match["step"]]
             self._step(process, what, "CALL", tid, {"comm": match["comm"].decode()})
             return True
-        return message.startswith((b"ncclGetUniqueId(", b"ncclRedOp", b"ncclPutSignal(", b"ncclSignal(", b"ncclWaitSignal("))
+        return message.startswith(
+            (b"ncclGetUniqueId(", b"ncclRedOp", b"ncclPutSignal(", b"ncclSignal(", b"ncclWaitSignal(")
+        )
 
     def _recover(self, line: bytes) -> None:
         """Takes whole messages out of a damaged line; keeps what may go on in the next line."""
@@ -249,7 +261,9 @@ class Scanner:
             process = self._process(inner["host"].decode(), inner["pid"].decode(), b"")
             self._by_comm[match["comm"].decode()] = process
             coll = match.re is _COLL
-            kind = _call_kind(match, "COLL" if coll else "CALL", inner["tid"].decode(), int(match["nranks"]) if coll else None)
+            kind = _call_kind(
+                match, "COLL" if coll else "CALL", inner["tid"].decode(), int(match["nranks"]) if coll else None
+            )
             self.emit(self._number(process, kind))
             found += 1
             rest = rest[: inner.start()] + message[match.end() :]

@@ -26,7 +26,9 @@ def read_part(plan: ReadPlan) -> FileSummary:
     except KvbenchError as error:
         return FileSummary(path=plan.shown, format=None, refused=str(error))
     except OSError as error:
-        return FileSummary(path=plan.shown, format=None, refused=f"{plan.shown}: cannot be read ({error.strerror or error})")
+        return FileSummary(
+            path=plan.shown, format=None, refused=f"{plan.shown}: cannot be read ({error.strerror or error})"
+        )
 
 
 def _read(plan: ReadPlan) -> FileSummary:
@@ -46,5 +48,9 @@ def _read(plan: ReadPlan) -> FileSummary:
         from kvbench.collectives.json_files import read_json
 
         return read_json(plan.path, name=plan.shown)
-    reasons = {"empty": "the file is empty", "binary": "a binary file of no known kind", "archive": "an archive in an archive"}
+    reasons = {
+        "empty": "the file is empty",
+        "binary": "a binary file of no known kind",
+        "archive": "an archive in an archive",
+    }
     return FileSummary(path=plan.shown, format=None, refused=f"{plan.shown}: {reasons[plan.content]}")

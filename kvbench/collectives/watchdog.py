@@ -1,8 +1,8 @@
 """Reads what PyTorch's NCCL watchdog and DETAIL mode print, from the 1.9 wording to the current one.
 
-    [rank3]:[E626 16:48:25.440243908 ProcessGroupNCCL.cpp:670] [Rank 3] Watchdog caught collective operation timeout:
-        WorkNCCL(SeqNum=96120, OpType=ALLREDUCE, NumelIn=268298, NumelOut=268298, Timeout(ms)=600000) ran for 600029
-        milliseconds before timing out.                                                            (one line)
+[rank3]:[E626 16:48:25.440243908 ProcessGroupNCCL.cpp:670] [Rank 3] Watchdog caught collective operation timeout:
+    WorkNCCL(SeqNum=96120, OpType=ALLREDUCE, NumelIn=268298, NumelOut=268298, Timeout(ms)=600000) ran for 600029
+    milliseconds before timing out.                                                            (one line)
 """
 
 import re
@@ -22,7 +22,9 @@ _WORK = re.compile(
 _STATUS = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
-_FINGERPRINT = re.compile(r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: .*")
+_FINGERPRINT = re.compile(
+    r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: .*"
+)
 _SEQUENCE = re.compile(r"SequenceNumber=(\d+)")
 _CLUES = (
     ("dump-signal", re.compile(r"Received a dump signal due to a collective timeout from.*")),

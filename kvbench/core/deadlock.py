@@ -83,9 +83,7 @@ def analyse(programs: Sequence[Program], communicators: Sequence[Communicator], 
         residue = fire(programs, communicators, queues="program")
         order = [cycle for cycle in cycles(residue.waits, issued=True) if not _all_p2p(cycle)]
         causes = [_from_cycle(programs, cycle, "program", communicators) for cycle in order]
-        return Analysis(
-            causes=tuple(causes), residue=residue if causes else _NOTHING, divergences={}, consequences=()
-        )
+        return Analysis(causes=tuple(causes), residue=residue if causes else _NOTHING, divergences={}, consequences=())
     divergences = comm_divergences(programs, communicators)
     model: Literal["streams", "program"] = "streams" if streams_known else "program"
     causes = _causes(programs, communicators, residue, divergences, model)
@@ -118,7 +116,9 @@ def _causes(
         ]
         solid = [cause for cause in edits if cause.kind != "not-entered"]
         if solid:
-            return _in_program_order(programs, [*solid, *(one for one in explained if one.place.comm not in {c.place.comm for c in solid})])
+            return _in_program_order(
+                programs, [*solid, *(one for one in explained if one.place.comm not in {c.place.comm for c in solid})]
+            )
         return [_from_cycle(programs, cycle, model, communicators) for cycle in mixed]
     if pure:
         certain = [_from_cycle(programs, cycle, model, communicators) for cycle in pure]
@@ -141,10 +141,14 @@ def _all_p2p(cycle: Sequence[Wait]) -> bool:
 def _earliest(programs: Sequence[Program], residue: Residue, roots: Sequence[Blocked]) -> list[Blocked]:
     """Roots that are not the result of another root: their absent programs do not hang in a call that is blocked."""
     last = {
-        program: calls[-1].instance for program, calls in enumerate(programs) if calls and calls[-1].instance in residue.blocked
+        program: calls[-1].instance
+        for program, calls in enumerate(programs)
+        if calls and calls[-1].instance in residue.blocked
     }
     first = [
-        one for one in roots if one.conflict or not all(last.get(program, one.instance) != one.instance for program in one.absent)
+        one
+        for one in roots
+        if one.conflict or not all(last.get(program, one.instance) != one.instance for program in one.absent)
     ]
     chosen = first or list(roots)
     place = _positions(programs)
@@ -244,7 +248,9 @@ def _by_alignment(
         reference = max(groups[0][0], groups[1][0], key=lambda one: (len(one), items[members[0]] == one))
         others = [program for program in members if items[program] != reference]
     found = [(program, explain(reference, items[program])) for program in others]
-    edits = [(program, edit) for program, edit in found if edit is not None and edit.kind not in {"ended", "unexplained"}]
+    edits = [
+        (program, edit) for program, edit in found if edit is not None and edit.kind not in {"ended", "unexplained"}
+    ]
     if not edits:
         return None
     program, edit = min(edits, key=lambda one: one[1].at)
@@ -309,7 +315,9 @@ def _from_cycle(
     suspects: tuple[Suspect, ...] = ()
     if len(ordered) > 1 and len(ordered[0][1]) > len(ordered[1][1]):
         minority = tuple(program for _, members in ordered[1:] for program in members)
-        suspects = tuple(Suspect(program=one, reason="enters them in the other order than most ranks") for one in minority)
+        suspects = tuple(
+            Suspect(program=one, reason="enters them in the other order than most ranks") for one in minority
+        )
         place = ordered[0][0][0]
     signatures: list[tuple[Signature | None, tuple[int, ...]]] = []
     for order, members in ordered:
@@ -346,9 +354,7 @@ def _order_camps(
 
 
 def _from_host_cycle(programs: Sequence[Program], cycle: Sequence[Wait]) -> Cause:
-    last = [
-        (programs[wait.program][-1].signature, wait.program) for wait in cycle if programs[wait.program]
-    ]
+    last = [(programs[wait.program][-1].signature, wait.program) for wait in cycle if programs[wait.program]]
     return Cause(
         kind="host-cycle",
         strength="possible",

@@ -32,9 +32,7 @@ class CommDivergence:
         return Instance(self.comm, self.index)
 
 
-def comm_divergences(
-    programs: Sequence[Program], communicators: Sequence[Communicator]
-) -> dict[int, CommDivergence]:
+def comm_divergences(programs: Sequence[Program], communicators: Sequence[Communicator]) -> dict[int, CommDivergence]:
     """The first divergence of each communicator, collectives only. It does not depend on the order of programs."""
     entered: dict[int, dict[int, dict[int, Signature]]] = defaultdict(lambda: defaultdict(dict))
     for program, calls in enumerate(programs):

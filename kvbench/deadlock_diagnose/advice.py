@@ -28,9 +28,7 @@ CAPTURE_NCCL = (
     "NCCL_DEBUG=TRACE NCCL_DEBUG_SUBSYS=INIT,CALL NCCL_DEBUG_FILE=nccl.%h.%p.log "
     "NCCL_DEBUG_TIMESTAMP_LEVELS=ALL NCCL_DEBUG_TIMESTAMP_FORMAT='[%F %T.%6f] ' <your command>"
 )
-CAPTURE_NSYS = (
-    "nsys profile --trace=cuda,nvtx --cuda-event-trace=true --output=rank%q{RANK} <your command>"
-)
+CAPTURE_NSYS = "nsys profile --trace=cuda,nvtx --cuda-event-trace=true --output=rank%q{RANK} <your command>"
 EXPORT_NSYS = "nsys export --type=sqlite --include-blobs=true --output=rank0.sqlite rank0.nsys-rep"
 CAPTURE_FLIGHT_RECORDER = (
     "TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_ENABLE_TIMING=1 "
@@ -52,6 +50,11 @@ CANNOT_SHOW: dict[Format, tuple[str, ...]] = {
         "a kernel that never finished has no row: its stream is taken from earlier kernels of the same communicator and thread",
         "the payload holds bytes, not the datatype: a type mismatch with equal bytes is invisible",
     ),
-    "kineto": ("a kernel that never finished is absent; only the host's call is there", "the root of a broadcast is not recorded"),
-    "ras": ("RAS counts launches of collectives: no order, no arguments, no Send/Recv; one snapshot may catch ranks in motion",),
+    "kineto": (
+        "a kernel that never finished is absent; only the host's call is there",
+        "the root of a broadcast is not recorded",
+    ),
+    "ras": (
+        "RAS counts launches of collectives: no order, no arguments, no Send/Recv; one snapshot may catch ranks in motion",
+    ),
 }

@@ -53,7 +53,9 @@ class Case:
         calls = blocked.calls if blocked is not None else {}
         name = next((call.signature.op for call in calls.values()), None) or self._op(instance)
         if instance.is_p2p:
-            return f"Send {instance.source}->{instance.target} #{instance.index} of comm {self.short_comm(instance.comm)}"
+            return (
+                f"Send {instance.source}->{instance.target} #{instance.index} of comm {self.short_comm(instance.comm)}"
+            )
         return f"{name} #{instance.index} of comm {self.short_comm(instance.comm)}"
 
     def _op(self, instance: Instance) -> str:
@@ -221,7 +223,10 @@ def timeline(case: Case) -> tuple[TimelineCall, ...]:
     touched = list(dict.fromkeys([*(one.program for one in first.suspects), *(wait.program for wait in first.cycle)]))
     touched += [program for _, members in first.camps for program in members if program not in touched]
     touched += [
-        program for comm in sorted(comms) for program in case.identity.communicators[comm].ranks if program not in touched
+        program
+        for comm in sorted(comms)
+        for program in case.identity.communicators[comm].ranks
+        if program not in touched
     ]
     shown = sorted(touched[:MOST_RANKS])
     rows: list[tuple[int, Call]] = []

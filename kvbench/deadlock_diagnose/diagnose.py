@@ -113,7 +113,9 @@ def reduce_summaries(
         refused = [one.refused for one in summaries if one.refused]
         if refused and len(refused) == len(summaries):
             more = f" (and {len(refused) - 1} more files)" if len(refused) > 1 else ""
-            raise KvbenchError(f"{refused[0]}{more}; give NCCL logs, watchdog text, flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON")
+            raise KvbenchError(
+                f"{refused[0]}{more}; give NCCL logs, watchdog text, flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON"
+            )
     families = [_family(name, readable, paths, order_window) for name in _FAMILIES]
     families += [_counters(name, readable) for name in _COUNTERS]
     families = [family for family in families if family is not None]
@@ -121,7 +123,9 @@ def reduce_summaries(
     return _diagnosed(summaries, present, interrupted)
 
 
-def _family(name: Format, summaries: Sequence[FileSummary], paths: dict[str, Path], order_window: int) -> "_Family | None":
+def _family(
+    name: Format, summaries: Sequence[FileSummary], paths: dict[str, Path], order_window: int
+) -> "_Family | None":
     logs: list[ProcessLog] = [log for one in summaries for log in one.processes if log.format == name]
     if not logs:
         return None
@@ -140,7 +144,10 @@ def _family(name: Format, summaries: Sequence[FileSummary], paths: dict[str, Pat
     family.timeline = timeline(case)
     family.consequences = consequences(case)
     remarks = [remark for one in summaries if one.format == name for remark in (*one.remarks, *one.stream_facts)]
-    family.findings = (*stream_findings(case), *remark_findings([one for one in remarks if one.code != "fingerprint-mismatch"]))
+    family.findings = (
+        *stream_findings(case),
+        *remark_findings([one for one in remarks if one.code != "fingerprint-mismatch"]),
+    )
     if not found:
         family.findings += straggler_findings(case)
     family.doubts = [*identity.doubts, *window.notes]
@@ -150,10 +157,16 @@ def _family(name: Format, summaries: Sequence[FileSummary], paths: dict[str, Pat
     if not calls:
         family.why_not = _no_calls(name)
     elif not compared:
-        who = f"only {case.label(0)}" if len(identity.actors) == 1 else f"{len(identity.actors)} processes that share no communicator"
+        who = (
+            f"only {case.label(0)}"
+            if len(identity.actors) == 1
+            else f"{len(identity.actors)} processes that share no communicator"
+        )
         family.why_not = f"the input holds {who}, and a divergence is a difference between ranks"
         if identity.unmatched:
-            family.why_not = f"communicators could not be matched across ranks without guessing: {identity.unmatched[0]}"
+            family.why_not = (
+                f"communicators could not be matched across ranks without guessing: {identity.unmatched[0]}"
+            )
     return family
 
 
@@ -182,7 +195,11 @@ def _counters(name: Format, summaries: Sequence[FileSummary]) -> "_Family | None
 
 def _diagnosed(summaries: Sequence[FileSummary], families: Sequence[_Family], interrupted: bool) -> Diagnosed:
     main = families[0] if families else None
-    case = next((one.case for one in families if one.case is not None), None) if main is None or main.case is None else main.case
+    case = (
+        next((one.case for one in families if one.case is not None), None)
+        if main is None or main.case is None
+        else main.case
+    )
     status: Status
     if main is not None and main.causes:
         status = "divergence"
@@ -225,7 +242,9 @@ def _verdict(
         first = f"DIVERGENCE, {cause.strength}, {cause.kind.replace('-', ' ')}: {cause.headline}.{more}"
         where = cause.evidence[0].place if cause.evidence else main.format
         who = ", ".join(one.rank for one in cause.suspects[:6]) or f"nobody singled out, {cause.no_suspect_reason}"
-        stream = next((f" {one.message}." for one in main.findings if one.code in {"default-stream", "copy-without-event"}), "")
+        stream = next(
+            (f" {one.message}." for one in main.findings if one.code in {"default-stream", "copy-without-event"}), ""
+        )
         return (first, f"First shown at {where}; suspect: {who}.{stream}", f"Fix: {cause.fix}.")
     if status == "no-divergence" and main is not None:
         if main.case is not None and case is not None:
@@ -236,7 +255,11 @@ def _verdict(
         second = "Entered is not completed: if the job hung, look below the call order (a dead rank, the network, a kernel, a host wait)."
         if unseen:
             second = f"{unseen} members of communicators left no data, so nothing is said about them. {second}"
-        return (f"No divergence: {size}.", second, "Next: py-spy dump on every rank, and a flight-recorder dump with the stacks.")
+        return (
+            f"No divergence: {size}.",
+            second,
+            "Next: py-spy dump on every rank, and a flight-recorder dump with the stacks.",
+        )
     refused = [one for one in summaries if one.refused]
     why = main.why_not if main is not None and main.why_not else "the input holds no collective calls"
     second = f"Read {len(summaries) - len(refused)} files, refused {len(refused)}."
@@ -246,7 +269,9 @@ def _verdict(
 def _cannot_show(families: Sequence[_Family], case: Case | None) -> tuple[str, ...]:
     lines = [line for family in families for line in advice.CANNOT_SHOW[family.format]]
     if case is not None:
-        sources = {kind.source for actor in case.identity.actors for segment in actor.segments for kind in segment.kinds}
+        sources = {
+            kind.source for actor in case.identity.actors for segment in actor.segments for kind in segment.kinds
+        }
         if "COLL" in sources and "CALL" not in sources:
             lines.append("COLL lines do not show groups: neighbouring Sends and Recvs were taken as one group")
         unseen = [one for one in case.identity.communicators if one.unseen]
@@ -282,7 +307,11 @@ def _ranks(case: Case | None) -> tuple[RankInput, ...]:
         return ()
     return tuple(
         RankInput(
-            rank=actor.label, process=actor.name, path=actor.path, num_calls=case.window.num_calls[number], rank_source=actor.rank_source
+            rank=actor.label,
+            process=actor.name,
+            path=actor.path,
+            num_calls=case.window.num_calls[number],
+            rank_source=actor.rank_source,
         )
         for number, actor in enumerate(case.identity.actors)
     )
@@ -315,7 +344,9 @@ def _file_inputs(summaries: Sequence[FileSummary]) -> tuple[FileInput, ...]:
     return tuple(
         FileInput(
             path=path,
-            format=next((one.format for one in parts if one.format and (one.processes or one.progress)), parts[0].format),
+            format=next(
+                (one.format for one in parts if one.format and (one.processes or one.progress)), parts[0].format
+            ),
             num_bytes=sum(one.num_bytes for one in parts),
             num_lines=sum(one.num_lines for one in parts),
             num_recovered=sum(one.recovered for one in parts),
@@ -327,8 +358,12 @@ def _file_inputs(summaries: Sequence[FileSummary]) -> tuple[FileInput, ...]:
 
 
 def _warnings(summaries: Sequence[FileSummary], families: Sequence[_Family]) -> tuple[Warning_, ...]:
-    found = [Warning_(code=code, message=message, remedy=remedy) for one in families for code, message, remedy in one.doubts]
-    found += [Warning_(code=code, message=message, remedy=remedy) for one in summaries for code, message, remedy in one.notes]
+    found = [
+        Warning_(code=code, message=message, remedy=remedy) for one in families for code, message, remedy in one.doubts
+    ]
+    found += [
+        Warning_(code=code, message=message, remedy=remedy) for one in summaries for code, message, remedy in one.notes
+    ]
     damaged, recovered = sum(one.damaged for one in summaries), sum(one.recovered for one in summaries)
     if damaged or recovered:
         found.append(

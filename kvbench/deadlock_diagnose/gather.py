@@ -32,7 +32,11 @@ class Gathered:
 
 @contextmanager
 def gather(
-    paths: Sequence[Path], *, jobs: int | None = None, tail_bytes: int | None = None, report: Report = lambda _s, _r: None
+    paths: Sequence[Path],
+    *,
+    jobs: int | None = None,
+    tail_bytes: int | None = None,
+    report: Report = lambda _s, _r: None,
 ) -> Iterator[Gathered]:
     """Reads all files under `paths`. What archives held exists until the context ends."""
     with tempfile.TemporaryDirectory(prefix="kvbench-") as folder:
@@ -76,7 +80,9 @@ def _plans(path: Path, shown: str, tail_bytes: int | None) -> Iterator[ReadPlan]
 
 def _read_all(plans: Sequence[ReadPlan], gathered: Gathered, jobs: int | None, report: Report) -> None:
     workers = min(jobs or len(os.sched_getaffinity(0)), len(plans))
-    total = sum(plan.stop - plan.start if plan.stop else plan.path.stat().st_size for plan in plans if plan.path.is_file())
+    total = sum(
+        plan.stop - plan.start if plan.stop else plan.path.stat().st_size for plan in plans if plan.path.is_file()
+    )
     found: dict[int, FileSummary] = {}
     try:
         if workers <= 1 or total < _ALONE_BELOW:

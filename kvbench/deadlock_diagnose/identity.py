@@ -153,7 +153,9 @@ def _walk(actor: Actor) -> None:
             part = ids[begin:end]
             if len(part):
                 unique, first = np.unique(part, return_index=True)
-                for kind_number, offset in sorted(zip(unique.tolist(), first.tolist(), strict=True), key=lambda one: one[1]):
+                for kind_number, offset in sorted(
+                    zip(unique.tolist(), first.tolist(), strict=True), key=lambda one: one[1]
+                ):
                     kind = segment.kinds[kind_number]
                     if kind.what == "call":
                         _called(actor, kind, at + begin + offset, current)
@@ -256,7 +258,9 @@ def _name_ranks(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> 
                 actor.rank = world.rank
                 actor.rank_source = f"its rank in the largest communicator ({world.size} ranks)"
         if actor.rank is None:
-            found = _RANK_IN_NAME.search(PurePath(actor.path).name) or _TRAILING_NUMBER.search(PurePath(actor.path).name)
+            found = _RANK_IN_NAME.search(PurePath(actor.path).name) or _TRAILING_NUMBER.search(
+                PurePath(actor.path).name
+            )
             if found is not None:
                 actor.rank, actor.rank_source = int(found[1]), "the file's name"
     unknown = [actor for actor in actors if actor.rank is None]
@@ -280,7 +284,12 @@ def _name_ranks(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> 
 def _world(actor: Actor) -> CommUse | None:
     best = None
     for use in actor.uses:
-        if use.parent is None and use.rank is not None and use.size is not None and (best is None or use.size > (best.size or 0)):
+        if (
+            use.parent is None
+            and use.rank is not None
+            and use.size is not None
+            and (best is None or use.size > (best.size or 0))
+        ):
             best = use
     return best
 
@@ -316,9 +325,14 @@ def _match(
     by_key: dict[Hashable, list[tuple[int, CommUse]]] = {}
     for number, actor in enumerate(actors):
         guesses: Counter[Hashable] = Counter()
-        ordered = sorted(actor.uses, key=lambda use: (use.created_at, use.first_call if use.first_call is not None else 2**62))
+        ordered = sorted(
+            actor.uses, key=lambda use: (use.created_at, use.first_call if use.first_call is not None else 2**62)
+        )
         for use in ordered:
             use.key = _key(actor, use, guesses)
+            listed = actor.segments[0].members.get(use.name)
+            if use.rank is None and listed is not None and actor.rank in listed:
+                use.rank = listed.index(actor.rank)
             by_key.setdefault(use.key, []).append((number, use))
     communicators: list[Communicator] = []
     uses: list[list[tuple[int, CommUse]]] = []
@@ -349,6 +363,8 @@ _HOW = {
 
 
 def _key(actor: Actor, use: CommUse, guesses: "Counter[Hashable]") -> Hashable:
+    if actor.segments[0].format == "nsys":  # the communicator's hash is its name, whether its creation was seen or not
+        return ("id", use.name)
     if use.comm_id is not None:
         return ("id", use.comm_id, use.size)
     if actor.segments[0].format != "nccl-log":
@@ -375,7 +391,11 @@ def _complementary(
         return [members]
     size = members[0][1].size
     what = "first use" if key[0] == "seen" else "creation"
-    if size is not None and len(members) <= size and len({use.rank for _, use in members if use.rank is not None}) in {0, len(members)}:
+    if (
+        size is not None
+        and len(members) <= size
+        and len({use.rank for _, use in members if use.rank is not None}) in {0, len(members)}
+    ):
         doubts.append(
             (
                 "guessed-communicator",
@@ -389,7 +409,9 @@ def _complementary(
         for number, use in members:
             blocks[(actors[number].rank or 0) // size].append((number, use))
         fits = all(
-            use.rank is None or use.rank == (actors[number].rank or 0) % size for block in blocks.values() for number, use in block
+            use.rank is None or use.rank == (actors[number].rank or 0) % size
+            for block in blocks.values()
+            for number, use in block
         )
         if fits and all(len(block) <= size for block in blocks.values()):
             doubts.append(
@@ -400,7 +422,9 @@ def _complementary(
                 )
             )
             return list(blocks.values())
-    unmatched.append(f"{len(members)} communicators of size {size} on {', '.join(actors[number].label for number, _ in members[:4])}")
+    unmatched.append(
+        f"{len(members)} communicators of size {size} on {', '.join(actors[number].label for number, _ in members[:4])}"
+    )
     return []
 
 

@@ -76,7 +76,16 @@ def _init_stuck(case: Case) -> list[Cause]:
             ]
         pairs = [(actor, use.created_at) for actor, use in stuck[:4]]
         causes.append(
-            _make(case, "init-stuck", "certain" if missing > 0 and not done else "possible", text, comm=number, camps=camps, suspects=suspects, pairs=pairs)
+            _make(
+                case,
+                "init-stuck",
+                "certain" if missing > 0 and not done else "possible",
+                text,
+                comm=number,
+                camps=camps,
+                suspects=suspects,
+                pairs=pairs,
+            )
         )
     return causes
 
@@ -87,7 +96,11 @@ def _creation_order(case: Case) -> list[Cause]:
     for number, actor in enumerate(case.identity.actors):
         created = [use for use in actor.uses if use.created_at >= 0 and use.comm >= 0]
         orders[number] = [use.comm for use in sorted(created, key=lambda use: use.created_at)]
-    guessed = {number for number, one in enumerate(case.identity.uses) if one and isinstance(one[0][1].key, tuple) and one[0][1].key[0] in {"created", "seen"}}
+    guessed = {
+        number
+        for number, one in enumerate(case.identity.uses)
+        if one and isinstance(one[0][1].key, tuple) and one[0][1].key[0] in {"created", "seen"}
+    }
     for one, mine in orders.items():
         for other in range(one + 1, len(orders)):
             theirs = orders[other]
@@ -111,7 +124,14 @@ def _order_cause(case: Case, first: int, second: int, orders: dict[int, list[int
         for key, a, b in ((True, first, second), (False, second, first))
     ]
     small, large = sorted(camps.values(), key=len)
-    suspects = [SuspectRank(rank=case.label(actor), reason="creates them in the other order than most ranks") for actor in small] if len(small) < len(large) else []
+    suspects = (
+        [
+            SuspectRank(rank=case.label(actor), reason="creates them in the other order than most ranks")
+            for actor in small
+        ]
+        if len(small) < len(large)
+        else []
+    )
     pairs = [
         (actor, use.created_at)
         for actor in (*camps[True][:1], *camps[False][:1])

@@ -11,7 +11,9 @@ from kvbench.deadlock_diagnose.advice import FIXES
 from kvbench.results.deadlock_diagnosis import Camp, Cause, Evidence, RankProgress, SuspectRank
 
 # Sizes of these may differ between ranks in a correct program.
-_UNEVEN = frozenset({"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER", "COALESCED", "SEND", "RECV"})
+_UNEVEN = frozenset(
+    {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER", "COALESCED", "SEND", "RECV"}
+)
 _FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\)), but Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\))(?:\.|$|C)"
 )
@@ -82,9 +84,15 @@ def progress_causes(progress: Sequence[Progress], remarks: Sequence[Remark], *, 
     causes = _fingerprints(remarks, source)
     for (comm, op), ranks in _table(progress).items():
         known = {rank: one for rank, one in ranks.items() if rank != _NOT_A_RANK}
-        found = _different_calls(comm, known, source) or _counts(comm, op, known, source) or _out_of_step(comm, known, source)
+        found = (
+            _different_calls(comm, known, source)
+            or _counts(comm, op, known, source)
+            or _out_of_step(comm, known, source)
+        )
         causes += [found] if found is not None else []
-    return tuple(sorted(causes, key=lambda cause: (cause.strength != "certain", cause.index if cause.index is not None else 0)))
+    return tuple(
+        sorted(causes, key=lambda cause: (cause.strength != "certain", cause.index if cause.index is not None else 0))
+    )
 
 
 def entered_alike(progress: Sequence[Progress]) -> bool:
@@ -104,7 +112,21 @@ def _fingerprints(remarks: Sequence[Remark], source: str) -> list[Cause]:
         )
         ops = [found[1] if (found := _OP.search(match[which])) else "?" for which in (2, 4)]
         text = f"collective #{index}: rank {match[1]} runs {ops[0]} while rank {match[3]} runs {ops[1]}"
-        return [_cause("field-mismatch", "certain", text, "", index, camps, (), (remark.place,), (remark.text,), source, ("op",) if ops[0] != ops[1] else ("arguments",))]
+        return [
+            _cause(
+                "field-mismatch",
+                "certain",
+                text,
+                "",
+                index,
+                camps,
+                (),
+                (remark.place,),
+                (remark.text,),
+                source,
+                ("op",) if ops[0] != ops[1] else ("arguments",),
+            )
+        ]
     return []
 
 
@@ -119,22 +141,45 @@ def _different_calls(comm: str, ranks: dict[int, _Rank], source: str) -> Cause |
         for rank, progress in sorted(members.items()):
             call = progress.timed_out
             assert call is not None
-            sizes = (None, None) if call.op in _UNEVEN and call.op != "COALESCED" else (call.elements_in, call.elements_out)
+            sizes = (
+                (None, None) if call.op in _UNEVEN and call.op != "COALESCED" else (call.elements_in, call.elements_out)
+            )
             kinds[call.op, *sizes].append(rank)
         if len(kinds) < 2:
             continue
         ordered = sorted(kinds.items(), key=lambda one: (-len(one[1]), one[1]))
         camps = tuple(
-            Camp(did=f"{op} {numel_in if numel_in is not None else '?'} in, {numel_out if numel_out is not None else '?'} out", ranks=tuple(_label(rank) for rank in who))
+            Camp(
+                did=f"{op} {numel_in if numel_in is not None else '?'} in, {numel_out if numel_out is not None else '?'} out",
+                ranks=tuple(_label(rank) for rank in who),
+            )
             for (op, numel_in, numel_out), who in ordered
         )
         ops = {op for (op, _, _), _ in ordered}
         tie = len(ordered[0][1]) == len(ordered[1][1])
-        suspects = () if tie else tuple(SuspectRank(rank=_label(rank), reason="stands alone") for _, who in ordered[1:] for rank in who)
-        text = f"collective #{seq_id} of {comm or 'the process group'}: " + "; ".join(f"{', '.join(camp.ranks[:4])}: {camp.did}" for camp in camps)
+        suspects = (
+            ()
+            if tie
+            else tuple(SuspectRank(rank=_label(rank), reason="stands alone") for _, who in ordered[1:] for rank in who)
+        )
+        text = f"collective #{seq_id} of {comm or 'the process group'}: " + "; ".join(
+            f"{', '.join(camp.ranks[:4])}: {camp.did}" for camp in camps
+        )
         places = [members[who[0]].place for _, who in ordered]
         fields = ("op",) if len(ops) > 1 else ("count",)
-        return _cause("field-mismatch", "certain", text, comm, seq_id, camps, suspects, places, [camp.did for camp in camps], source, fields)
+        return _cause(
+            "field-mismatch",
+            "certain",
+            text,
+            comm,
+            seq_id,
+            camps,
+            suspects,
+            places,
+            [camp.did for camp in camps],
+            source,
+            fields,
+        )
     return None
 
 
@@ -165,13 +210,22 @@ def _counts(comm: str, op: str, ranks: dict[int, _Rank], source: str) -> Cause |
         suspects = tuple(SuspectRank(rank=_label(rank), reason="issued more calls than most ranks") for rank in ahead)
         return _cause("extra-call", "possible", text, comm, usual + 1, camps, suspects, places, notes, source, ())
     text = f"{', '.join(map(_label, behind[:4]))} never entered {what} #{max(low, 0) + 1}, where the others wait"
-    suspects = () if tie and len(counts) == 2 and len(ahead) else tuple(SuspectRank(rank=_label(rank), reason=f"issued {counts[rank]} calls while most issued {usual}") for rank in behind)
+    suspects = (
+        ()
+        if tie and len(counts) == 2 and len(ahead)
+        else tuple(
+            SuspectRank(rank=_label(rank), reason=f"issued {counts[rank]} calls while most issued {usual}")
+            for rank in behind
+        )
+    )
     return _cause("not-entered", "possible", text, comm, max(low, 0) + 1, camps, suspects, places, notes, source, ())
 
 
 def _out_of_step(comm: str, ranks: dict[int, _Rank], source: str) -> Cause | None:
     """Ranks that gave up on different positions: those further on have finished what the others wait for."""
-    stuck = {rank: one.timed_out.timed_out.seq_id for rank, one in ranks.items() if one.timed_out and one.timed_out.timed_out}
+    stuck = {
+        rank: one.timed_out.timed_out.seq_id for rank, one in ranks.items() if one.timed_out and one.timed_out.timed_out
+    }
     stuck = {rank: seq_id for rank, seq_id in stuck.items() if seq_id >= 0}
     if len(set(stuck.values())) < 2:
         return None
@@ -180,15 +234,27 @@ def _out_of_step(comm: str, ranks: dict[int, _Rank], source: str) -> Cause | Non
     ahead = sorted(rank for rank in stuck if rank not in behind)
     camps = (
         Camp(did=f"waits in #{low}", ranks=tuple(map(_label, behind))),
-        Camp(did=f"finished #{low} and waits later (#{min(stuck[rank] for rank in ahead)})", ranks=tuple(map(_label, ahead))),
+        Camp(
+            did=f"finished #{low} and waits later (#{min(stuck[rank] for rank in ahead)})",
+            ranks=tuple(map(_label, ahead)),
+        ),
     )
     text = (
         f"{', '.join(camps[0].ranks[:4])} wait in #{low} of {comm or 'the process group'}, which {', '.join(camps[1].ranks[:4])} had finished: "
         "the sequences do not stand for the same calls from there on, or earlier"
     )
-    suspects = tuple(SuspectRank(rank=_label(rank), reason="is out of step with most ranks") for rank in (behind if len(behind) < len(ahead) else ahead)) if len(behind) != len(ahead) else ()
+    suspects = (
+        tuple(
+            SuspectRank(rank=_label(rank), reason="is out of step with most ranks")
+            for rank in (behind if len(behind) < len(ahead) else ahead)
+        )
+        if len(behind) != len(ahead)
+        else ()
+    )
     places = [ranks[behind[0]].place, ranks[ahead[0]].place]
-    return _cause("not-entered", "possible", text, comm, low, camps, suspects, places, [camp.did for camp in camps], source, ())
+    return _cause(
+        "not-entered", "possible", text, comm, low, camps, suspects, places, [camp.did for camp in camps], source, ()
+    )
 
 
 def _cause(

@@ -39,14 +39,17 @@ def _default_stream(case: Case) -> list[Finding]:
     findings = []
     for comm, programs in sorted(_calls_by_comm(case).items()):
         on_default = {
-            program: [call for call in calls if _is_default(case, program, call.stream)] for program, calls in programs.items()
+            program: [call for call in calls if _is_default(case, program, call.stream)]
+            for program, calls in programs.items()
         }
         on_default = {program: calls for program, calls in on_default.items() if calls}
         if not on_default:
             continue
         peers = [program for program in programs if program not in on_default]
         mixed = [program for program, calls in on_default.items() if len(calls) < len(programs[program])]
-        cyclic = {program: [call for call in calls if call.instance in in_cycle] for program, calls in on_default.items()}
+        cyclic = {
+            program: [call for call in calls if call.instance in in_cycle] for program, calls in on_default.items()
+        }
         cyclic = {program: calls for program, calls in cyclic.items() if calls}
         if not (peers or mixed or cyclic):
             continue
@@ -91,9 +94,7 @@ def _several(case: Case, what: str) -> list[Finding]:
         )
         pairs = []
         for value in found[program][:2]:
-            call = next(
-                one for one in programs[program] if (one.stream if what == "streams" else one.thread) == value
-            )
+            call = next(one for one in programs[program] if (one.stream if what == "streams" else one.thread) == value)
             pairs.append((program, call.position))
         findings.append(_finding(case, f"several-{what}", message, remedy, pairs))
     return findings

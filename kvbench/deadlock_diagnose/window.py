@@ -93,9 +93,7 @@ class RankRecords:
         for use in actor.uses:
             names[use.name].append(use)
         self.reused = {name for name, uses in names.items() if len(uses) > 1}
-        self.sources = {
-            kind.source for segment in actor.segments for kind in segment.kinds if kind.what == "call"
-        }
+        self.sources = {kind.source for segment in actor.segments for kind in segment.kinds if kind.what == "call"}
 
     def chunks(self) -> "Iterator[tuple[Ints, Ints, Ints]]":
         """(communicator, signature, record number), `CHUNK` calls at a time; marks have communicator -1."""
@@ -161,9 +159,7 @@ class RankRecords:
             mark = kind.what != "call"
             comms.append(-1 if mark else use.comm if use is not None and use.comm >= 0 else -3)
             peer = kind.root if kind.op in P2P else None
-            signature = (
-                Signature(kind.what) if mark else signature_of(kind) if peer is None else _with_peer(kind, peer)
-            )
+            signature = Signature(kind.what) if mark else signature_of(kind) if peer is None else _with_peer(kind, peer)
             signatures.append(self.tables.number(signature))
             keep.append(kind.what in CALLS)
         found = (np.array(comms, dtype=np.int64), np.array(signatures, dtype=np.int64), np.array(keep, dtype=bool))
@@ -187,7 +183,9 @@ class RankRecords:
 
 
 def _with_peer(kind: Kind, peer: int) -> Signature:
-    return Signature(op=f"{kind.op}:{peer}", count=kind.count, dtype=kind.dtype, size_bytes=signature_of(kind).size_bytes)
+    return Signature(
+        op=f"{kind.op}:{peer}", count=kind.count, dtype=kind.dtype, size_bytes=signature_of(kind).size_bytes
+    )
 
 
 def _doubled(segment: ProcessLog, ids: Any) -> Any:
@@ -291,7 +289,9 @@ def _aligned(
     return calls if complete else None
 
 
-def _rest(first: "tuple[Ints, Ints, Ints] | None", iterator: "Iterator[tuple[Ints, Ints, Ints]]") -> "tuple[Ints, Ints, Ints]":
+def _rest(
+    first: "tuple[Ints, Ints, Ints] | None", iterator: "Iterator[tuple[Ints, Ints, Ints]]"
+) -> "tuple[Ints, Ints, Ints]":
     import numpy as np
 
     parts = [] if first is None else [first, *iterator]
@@ -472,7 +472,9 @@ class _Builder:
             comm = comm[:position][~self.tables.p2p[signature[:position]]]
             for one in np.unique(comm).tolist():
                 if one >= 0:
-                    self.first_index[program][one] = self.first_index[program].get(one, 0) + int(np.count_nonzero(comm == one))
+                    self.first_index[program][one] = self.first_index[program].get(one, 0) + int(
+                        np.count_nonzero(comm == one)
+                    )
         return cut
 
     def programs(self, starts: Sequence[int], length: int | None) -> list[list[Call]]:

@@ -44,7 +44,11 @@ def _cause_lines(cause: Cause) -> tuple[str, ...]:
         else f"{step.rank} waits in {step.waits_in}; {step.for_rank} never issued it and its last call is {step.held_by}"
         for step in cause.cycle
     ]
-    lines += [f"{', '.join(camp.ranks[:12])}{_more(len(camp.ranks) - 12)}: {camp.did}" for camp in cause.camps if not cause.cycle]
+    lines += [
+        f"{', '.join(camp.ranks[:12])}{_more(len(camp.ranks) - 12)}: {camp.did}"
+        for camp in cause.camps
+        if not cause.cycle
+    ]
     lines += [f"suspect {one.rank}: {one.reason}" for one in cause.suspects[:8]]
     if not cause.suspects:
         lines.append(f"no suspect: {cause.no_suspect_reason}")
@@ -138,8 +142,12 @@ def _arrows(result: DeadlockDiagnosis) -> list[Arrow]:
             at[call.rank, _operation(call)] = f"{call.rank}|{call.communicator}|{call.index}"
     arrows = []
     for step in result.causes[0].cycle:
-        source = next((key for (rank, text), key in at.items() if rank == step.rank and step.waits_in.startswith(text)), None)
-        target = next((key for (rank, text), key in at.items() if rank == step.for_rank and step.held_by.startswith(text)), None)
+        source = next(
+            (key for (rank, text), key in at.items() if rank == step.rank and step.waits_in.startswith(text)), None
+        )
+        target = next(
+            (key for (rank, text), key in at.items() if rank == step.for_rank and step.held_by.startswith(text)), None
+        )
         if source is not None and target is not None:
             arrows.append(Arrow(source=source, target=target))
     return arrows
@@ -147,7 +155,11 @@ def _arrows(result: DeadlockDiagnosis) -> list[Arrow]:
 
 def _operation(call: TimelineCall) -> str:
     words = call.operation.split(" ")
-    return f"{words[0]} #{call.index} of comm {call.communicator}" if words[0] not in {"Send", "Recv"} else f"Send {words[0]}"
+    return (
+        f"{words[0]} #{call.index} of comm {call.communicator}"
+        if words[0] not in {"Send", "Recv"}
+        else f"Send {words[0]}"
+    )
 
 
 def _tables(result: DeadlockDiagnosis) -> tuple[TextTable, ...]:
@@ -207,7 +219,9 @@ def _progress_table(result: DeadlockDiagnosis) -> TextTable:
             )
             for one in rows
         ),
-        note=f"{len(result.progress) - len(rows)} more rows are in the JSON" if len(result.progress) > len(rows) else "",
+        note=f"{len(result.progress) - len(rows)} more rows are in the JSON"
+        if len(result.progress) > len(rows)
+        else "",
     )
 
 
@@ -231,7 +245,8 @@ def _input_tables(result: DeadlockDiagnosis) -> tuple[TextTable, ...]:
         columns=("rank", "process", "calls", "file"),
         left=frozenset({"process", "file"}),
         rows=tuple(
-            (one.rank, one.process.rpartition("/")[2], f"{one.num_calls:,}", one.path.rpartition("/")[2]) for one in result.ranks[:_MOST_ROWS]
+            (one.rank, one.process.rpartition("/")[2], f"{one.num_calls:,}", one.path.rpartition("/")[2])
+            for one in result.ranks[:_MOST_ROWS]
         ),
         note=_ranks_note(result),
     )
@@ -259,7 +274,9 @@ def _input_tables(result: DeadlockDiagnosis) -> tuple[TextTable, ...]:
 def _ranks_note(result: DeadlockDiagnosis) -> str:
     parts = [f"rank known from: {result.how_ranks}"] if result.how_ranks else []
     if result.num_skipped_calls:
-        parts.append(f"{result.num_skipped_calls:,} of {result.num_calls:,} calls are alike on all ranks and were skipped")
+        parts.append(
+            f"{result.num_skipped_calls:,} of {result.num_calls:,} calls are alike on all ranks and were skipped"
+        )
     if len(result.ranks) > _MOST_ROWS:
         parts.append(f"{len(result.ranks) - _MOST_ROWS} more ranks are in the JSON")
     return "; ".join(parts)

@@ -58,7 +58,9 @@ def swim_lanes_svg(boxes: Sequence[Box], arrows: Sequence[Arrow], *, title: str)
     ]
     for number, lane in enumerate(lanes):
         y = _TOP + number * _LANE
-        parts.append(f'<line x1="0" x2="{width}" y1="{y - 4}" y2="{y - 4}" stroke="currentColor" stroke-opacity=".15"/>')
+        parts.append(
+            f'<line x1="0" x2="{width}" y1="{y - 4}" y2="{y - 4}" stroke="currentColor" stroke-opacity=".15"/>'
+        )
         parts.append(f'<text x="0" y="{y + 21}" fill="currentColor">{escape(_short(lane, 32))}</text>')
     for box in boxes:
         x = _LEFT + (box.column - first) * (_CALL + _GAP)
@@ -93,7 +95,9 @@ def _legend(groups: Sequence[str], y: int) -> str:
     parts, x = [], 0
     for number, group in enumerate(groups):
         colour = _COLOURS[number % len(_COLOURS)]
-        parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}" fill-opacity=".42" stroke="{colour}"/>')
+        parts.append(
+            f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{colour}" fill-opacity=".42" stroke="{colour}"/>'
+        )
         parts.append(f'<text x="{x + 17}" y="{y}" fill="currentColor">{escape(_short(group, 24))}</text>')
         x += 36 + 7 * min(len(group), 24)
     words = "thick: entered, waits;  dashed: behind it in a queue;  pale: ran;  arrow: waits for the rank held there"
