@@ -94,10 +94,10 @@ def number_calls(
     """Calls with their instances from `(comm, signature, stream, group, position, thread, peer)` in host order.
 
     `peer` is None for a collective. `first_index` holds the number of the first collective of a communicator where the
-    records do not begin with the run.
+    records do not begin with the run. Numbers begin at 1, as PyTorch's sequence numbers do.
     """
-    next_index: dict[int, int] = defaultdict(int, first_index)
-    next_channel: dict[tuple[int, int, int], int] = defaultdict(int, first_channel or {})
+    next_index: dict[int, int] = defaultdict(lambda: 1, first_index)
+    next_channel: dict[tuple[int, int, int], int] = defaultdict(lambda: 1, first_channel or {})
     calls = []
     for comm, signature, stream, group, position, thread, peer in records:
         if peer is None:

@@ -334,6 +334,7 @@ def _match(
             if use.rank is None and listed is not None and actor.rank in listed:
                 use.rank = listed.index(actor.rank)
             by_key.setdefault(use.key, []).append((number, use))
+    _add_silent_members(actors, by_key)
     communicators: list[Communicator] = []
     uses: list[list[tuple[int, CommUse]]] = []
     unmatched: list[str] = []
@@ -351,6 +352,25 @@ def _match(
             uses.append(group)
             how[_HOW[key[0]]] += 1
     return communicators, uses, tuple(f"{count} by {text}" for text, count in how.items()), unmatched
+
+
+def _add_silent_members(actors: Sequence[Actor], by_key: dict[Hashable, list[tuple[int, CommUse]]]) -> None:
+    """Members that a group's list names and that left data, but no call on this group: they are missing, not unseen."""
+    by_rank: dict[int, list[int]] = defaultdict(list)
+    for number, actor in enumerate(actors):
+        if actor.rank is not None:
+            by_rank[actor.rank].append(number)
+    for key, group in by_key.items():
+        listed = key[2] if isinstance(key, tuple) and key[0] == "name" else None
+        if not isinstance(listed, tuple):
+            continue
+        present = {number for number, _ in group}
+        for rank in listed:
+            numbers = by_rank.get(rank, [])
+            if len(numbers) == 1 and numbers[0] not in present:
+                use = CommUse(name=str(key[1]), size=len(listed), rank=listed.index(rank), key=key, number=-1)
+                actors[numbers[0]].uses.append(use)
+                group.append((numbers[0], use))
 
 
 _HOW = {

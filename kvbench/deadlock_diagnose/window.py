@@ -316,7 +316,7 @@ class _Builder:
         self.ranks = ranks
         self.tables = tables
         self.rest = rest
-        self.first_index: list[dict[int, int]] = [dict(before) for _ in rest]
+        self.first_index: list[dict[int, int]] = [{comm: count + 1 for comm, count in before.items()} for _ in rest]
         self.open_groups: list[tuple[int, int]] = []
         self.streams_known = self._streams_known()
         self._common_starts()
@@ -329,7 +329,7 @@ class _Builder:
             for kind in segment.kinds
             if kind.what == "call"
         ]
-        return bool(kinds) and all(kind.stream is not None for kind in kinds)
+        return any(kind.stream is not None for kind in kinds)
 
     def _common_starts(self) -> None:
         """Drops calls before the first position that all members still hold, where a format numbers its calls (rings)."""
@@ -472,7 +472,7 @@ class _Builder:
             comm = comm[:position][~self.tables.p2p[signature[:position]]]
             for one in np.unique(comm).tolist():
                 if one >= 0:
-                    self.first_index[program][one] = self.first_index[program].get(one, 0) + int(
+                    self.first_index[program][one] = self.first_index[program].get(one, 1) + int(
                         np.count_nonzero(comm == one)
                     )
         return cut

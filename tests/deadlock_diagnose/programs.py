@@ -312,6 +312,7 @@ class NsysFile:
         self.tid = (1 << 48) | (pid << 24) | pid
         self.strings: dict[str, int] = {}
         self.correlation = 100
+        self.waiting: list[tuple[Op, int, bool]] = []
         tables = {
             "META_DATA_EXPORT": "name TEXT, value TEXT",
             "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER, binaryData TEXT",
@@ -362,7 +363,7 @@ class NsysFile:
         group = 0
         for number, one in enumerate(world.programs[rank]):
             if group and one.group != group:
-                at = self._group_end(at, number > hang_from)
+                at = self._group_end(at)
             if one.group and one.group != group:
                 self.range(at, at + 5, "ncclGroupStart", None)
                 at += 10
@@ -378,20 +379,32 @@ class NsysFile:
             value = one.peer if one.peer is not None else one.root if one.op == "Broadcast" else 0
             values = (0xC0FFEE00 + one.comm, size) if one.op == "AllGather" else (0xC0FFEE00 + one.comm, size, value)
             self.range(at, at + 20, f"nccl{one.op}", payload(SIDS[one.op], values))
-            launch_at = at + 5
-            self.correlation += 1
-            self.insert("CUPTI_ACTIVITY_KIND_RUNTIME", launch_at, launch_at + 4, 0, self.tid, self.correlation, self.string("cudaLaunchKernelExC_v11060"), 0)
-            if number < hang_from:
-                name = "ncclDevKernel_SendRecv" if one.peer is not None else f"ncclDevKernel_{one.op}_RING_LL"
-                shown = self.string(f"{name}(ncclDevKernelArgsStorage<4096ul>)")
-                self.insert("CUPTI_ACTIVITY_KIND_KERNEL", at + 30, at + 60, 0, stream, self.correlation, self.tid - self.pid, shown, self.string(name))
+            if one.group:
+                self.waiting.append((one, stream, number < hang_from))
+            else:
+                self._launch(at + 5, one, stream, number < hang_from)
             at += 100
         if group:
-            self._group_end(at, False)
+            self._group_end(at)
 
-    def _group_end(self, at: int, hung: bool) -> int:
-        self.range(at, at + 5, "ncclGroupEnd", None)
-        return at + 10
+    def _launch(self, at: int, one: Op, stream: int, ran: bool) -> None:
+        self.correlation += 1
+        name_id = self.string("cudaLaunchKernelExC_v11060")
+        self.insert("CUPTI_ACTIVITY_KIND_RUNTIME", at, at + 4, 0, self.tid, self.correlation, name_id, 0)
+        if ran:
+            name = "ncclDevKernel_SendRecv" if one.peer is not None else f"ncclDevKernel_{one.op}_RING_LL"
+            shown = self.string(f"{name}(ncclDevKernelArgsStorage<4096ul>)")
+            process = self.tid - self.pid
+            self.insert("CUPTI_ACTIVITY_KIND_KERNEL", at + 9, at + 60, 0, stream, self.correlation, process, shown, self.string(name))
+
+    def _group_end(self, at: int) -> int:
+        """Grouped calls are launched inside ncclGroupEnd."""
+        for number, (one, stream, ran) in enumerate(self.waiting):
+            self._launch(at + 2 + number, one, stream, ran)
+        self.range(at, at + 5 + len(self.waiting), "ncclGroupEnd", None)
+        at += 20 + len(self.waiting)
+        self.waiting = []
+        return at
 
     def close(self) -> None:
         self.connection.commit()
