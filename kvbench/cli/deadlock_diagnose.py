@@ -34,8 +34,8 @@ def deadlock_diagnose(
 ) -> ExitCode:
     """Say which collective diverged first when ranks hang, who waits for whom, and what to do.
 
-    Reads NCCL and RCCL logs, PyTorch watchdog text, flight-recorder dumps, nsys sqlite exports, torch profiler traces and
-    RAS JSON. Exit code 3: a divergence. 0: none. 4: the input cannot answer. 1: nothing readable.
+    Reads NCCL and RCCL logs, PyTorch watchdog text, flight-recorder dumps, nsys sqlite exports, torch profiler traces
+    and RAS JSON. Exit code 3: a divergence. 0: none. 4: the input cannot answer. 1: nothing readable.
     """
     import sys
 

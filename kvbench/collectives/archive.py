@@ -65,7 +65,8 @@ def _write(source: BinaryIO, target: Path, most_bytes: int, archive: Path) -> Pa
             written += len(block)
             if written > room:
                 raise KvbenchError(
-                    f"{archive}: a member unpacks to more than {format_bytes(max(room, 0))}; unpack it by hand and give the files"
+                    f"{archive}: a member unpacks to more than "
+                    f"{format_bytes(max(room, 0))}; unpack it by hand and give the files"
                 )
             file.write(block)
     return target

@@ -64,11 +64,13 @@ def load_plain(file: BinaryIO, *, name: str) -> Any:
         return _PlainUnpickler(file).load()
     except _ForbiddenError as error:
         raise KvbenchError(
-            f"{name}: the pickle asks for {error}, which a flight-recorder dump never does; it was not run, do not load this file"
+            f"{name}: the pickle asks for {error}, which a flight-recorder "
+            "dump never does; it was not run, do not load this file"
         ) from error
     except _BROKEN as error:
         raise KvbenchError(
-            f"{name}: not a complete pickle ({error or type(error).__name__}); was the rank killed while it wrote the dump?"
+            f"{name}: not a complete pickle ({str(error) or type(error).__name__}); "
+            "was the rank killed while it wrote the dump?"
         ) from error
 
 
@@ -134,7 +136,7 @@ def _members(config: Any) -> dict[str, tuple[int, ...]]:
     for key, group in (config or {}).items() if isinstance(config, Mapping) else ():
         ranks = group.get("ranks") if isinstance(group, Mapping) else None
         try:
-            listed = json.loads(ranks) if isinstance(ranks, str) else ranks
+            listed: Any = json.loads(ranks) if isinstance(ranks, str) else ranks
             found[str(group.get("name", key))] = tuple(int(rank) for rank in listed)
         except (ValueError, TypeError):
             continue

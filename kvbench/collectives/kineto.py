@@ -140,5 +140,8 @@ def _outside(kernels: "list[Mapping[str, Any]]", name: str) -> list[Remark]:
     found = [event for event in kernels if any(one in str(event.get("name", "")) for one in OUTSIDE_NCCL)]
     if not found:
         return []
-    text = f"{len(found)} kernels such as {str(found[0].get('name'))[:60]} synchronise ranks outside NCCL and are not covered"
+    text = (
+        f"{len(found)} kernels such as {str(found[0].get('name'))[:60]} "
+        "synchronise ranks outside NCCL and are not covered"
+    )
     return [Remark("outside-nccl", text, f"{name}: event at ts {found[0].get('ts')}")]

@@ -1,11 +1,11 @@
 """Reads NCCL and RCCL text logs: COLL, CALL and INIT lines, 2.4 to 2.31, at about a million lines per second and core.
 
-    node1:814:902 [0] NCCL INFO AllReduce: opCount 1c sendbuff 0x7f.. recvbuff 0x7f.. count 8192 datatype 9 op 0 root 0
-        comm 0x55.. [nranks=8] stream 0x56..                                                           (one line)
+    node1:814:902 [0] NCCL INFO AllReduce: opCount 1c sendbuff 0x7f.. recvbuff 0x7f.. count 8192 datatype 9 op 0
+        root 0 comm 0x55.. [nranks=8] stream 0x56..                                             (one line)
     node1:814:902 NCCL CALL ncclAllReduce(7f2e00,7f2e00,8192,9,0,0,0x55d0,0x56a0)
 
-Fast path: everything of a line but its time, opCount and buffers is one key of a dictionary of lines seen before. A line
-that is not in it is parsed by regular expressions once; damaged and interleaved lines end up there too.
+Fast path: everything of a line but its time, opCount and buffers is one key of a dictionary of lines seen before. A
+line that is not in it is parsed by regular expressions once; damaged and interleaved lines end up there too.
 """
 
 import re
@@ -14,20 +14,36 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from kvbench.collectives import watchdog
 from kvbench.collectives.summary import CHUNK_CALLS, Checkpoint, FileSummary, Kind, ProcessLog, Remark
 
 BLOCK_BYTES = 2 * 1024 * 1024
 LONGEST_LINE = 64 * 1024
+PART_BYTES = 256 * 1024
 _MOST_CACHED = 200_000
+_MOST_PAIRS = 50_000
+_MOST_HEADS = 5_000
 _MIDDLE = 90  # from `: opCount` to ` count`; an interleaved second message makes it longer
 _MIDDLE_RCCL = 112  # with RCCL's `acc POINTER`
 
 MARKER = re.compile(rb" NCCL |ProcessGroupNCCL|WorkNCCL|CollectiveFingerPrint|NCCL work|enqueued work|NCCL version ")
 
-DTYPES = ("int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 float8e4m3 float8e5m2").split()
+DTYPES = [
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8e4m3",
+    "float8e5m2",
+]
 REDOPS = ("sum", "prod", "max", "min", "avg")
 ROOTED = frozenset({"Broadcast", "Reduce", "Gather", "Scatter"})
 REDUCING = frozenset({"AllReduce", "Reduce", "ReduceScatter"})
@@ -76,6 +92,13 @@ _INIT = re.compile(
     rb"(?:commId (?P<commId>0x[0-9a-f]+) ?)?- (?P<step>Init START|Init COMPLETE|Destroy COMPLETE|Abort COMPLETE|"
     rb"Abort START|Revoke START|Revoke COMPLETE)"
 )
+_TAIL = re.compile(
+    rb" count \d+ datatype \d+ op \d+ root -?\d+ comm "
+    + _POINTER
+    + rb" \[nranks=\d+\] stream "
+    + _POINTER
+    + rb"(?: \w+ \d+)*\r?"
+)
 _API = re.compile(rb"(ncclComm\w+) comm ")
 _NOCOLOR = re.compile(rb"Rank (\d+) has color with NCCL_SPLIT_NOCOLOR")
 _VERSION = re.compile(rb"NCCL version ([\w.+\-]+)")
@@ -123,13 +146,13 @@ class Scanner:
     _by_name: dict[tuple[str, str], _Process] = field(default_factory=dict)
     _by_comm: dict[str, _Process] = field(default_factory=dict)
     _skip: int = 0
-    _middle: int = _MIDDLE
-    _pending: bytes = b""
+    middle: int = _MIDDLE
+    pending: bytes = b""
 
     def scan(self, lines: Iterable[bytes], first_line: int) -> None:
         """Reads lines; the first has number `first_line`."""
         get, emit = self._cache.get, self.emit
-        skip, middle = self._skip, self._middle
+        skip, middle = self._skip, self.middle
         for at_line, line in enumerate(lines, first_line):
             number = None
             at = line.find(b": opCount ")
@@ -142,15 +165,15 @@ class Scanner:
                 number = get(line[skip:at] + line[line.find(b",", line.find(b",", at) + 1) :])
             if number is not None:
                 emit(number)
-            elif at > 0 or self._pending or MARKER.search(line) or watchdog.CONTINUES in line:
+            elif at > 0 or self.pending or MARKER.search(line) or watchdog.CONTINUES in line:
                 self.line = at_line
                 self._slow(line[:LONGEST_LINE])
-                skip, middle = self._skip, self._middle
+                skip, middle = self._skip, self.middle
 
     def _slow(self, raw: bytes) -> None:
         line = _ANSI.sub(b"", raw).rstrip(b"\r")
-        if self._pending:
-            line, self._pending = self._continued(line), b""
+        if self.pending:
+            line, self.pending = self._continued(line), b""
         head = _HEAD.search(line)
         if head is None:
             self._without_head(line)
@@ -226,10 +249,11 @@ class Scanner:
             match = pattern.fullmatch(message)
             if match is not None:
                 found = {name: value.decode() for name, value in match.groupdict().items()}
-                if what == "split-done" and found["color"] == "-1":
-                    what = "split-without-colour"
+                if found.get("color") == "-1":
                     found.pop("comm")
-                self._step(process, what, "CALL", tid, found)
+                    self._step(process, "split-without-colour", "CALL", tid, found)
+                else:
+                    self._step(process, what, "CALL", tid, found)
                 return True
         match = _CALL_END.fullmatch(message)
         if match is not None:
@@ -266,15 +290,16 @@ class Scanner:
             )
             self.emit(self._number(process, kind))
             found += 1
-            rest = rest[: inner.start()] + message[match.end() :]
+            glued = len(inner["host"]) - len(process.host)  # the end of the line that was interrupted
+            rest = rest[: inner.start() + glued] + message[match.end() :]
         self.recovered += found
         if b"NCCL " in rest:
-            self._pending = rest
+            self.pending = rest
 
     def _continued(self, line: bytes) -> bytes:
         """The first half of an interleaved line with its second half, if `line` is that; else `line`."""
         if _HEAD.search(line) is None:
-            joined = self._pending + line
+            joined = self.pending + line
             head = _HEAD.search(joined)
             if head is not None and (_COLL.match(joined, head.end()) or _CALL.match(joined, head.end())):
                 self.recovered += 1
@@ -304,11 +329,19 @@ class Scanner:
                 self.remarks.append(Remark(code, text, f"{self.path}:{self.line}"))
                 return
 
+    def number_of(self, line: bytes) -> int | None:
+        """The number of a clean line that holds one call, without emitting it."""
+        head = _HEAD.search(line)
+        if head is None:
+            return None
+        process = self._process(head["host"].decode(), head["pid"].decode(), line[: head.start()])
+        return self._call(process, line[head.end() :].rstrip(b"\r"), head["tid"].decode())
+
     def finish(self) -> None:
         """Counts a half line that was never continued."""
-        if self._pending:
+        if self.pending:
             self.damaged += 1
-            self._pending = b""
+            self.pending = b""
 
     def _remember(self, line: bytes, start: int, number: int) -> None:
         """Puts the line's fixed parts into the dictionary of the fast path."""
@@ -318,7 +351,7 @@ class Scanner:
         at = line.find(b": opCount ")
         if at > 0:
             count = line.find(b" count ", at)
-            self._middle = _MIDDLE_RCCL if b" acc " in line[at:count] else _MIDDLE
+            self.middle = _MIDDLE_RCCL if b" acc " in line[at:count] else _MIDDLE
             key = line[start:at] + line[count:]
         else:
             at = line.find(b"(")
@@ -418,13 +451,130 @@ def _blocks(file: BinaryIO, start: int, stop: int | None) -> Iterator[tuple[int,
         yield offset, rest
 
 
+def _parts(block: bytes) -> Iterator[bytes]:
+    """The block in pieces of whole lines, small enough that one odd line costs little."""
+    start = 0
+    while start < len(block):
+        end = block.find(b"\n", min(start + PART_BYTES, len(block) - 1)) + 1 or len(block)
+        yield block[start:end]
+        start = end
+
+
+class _Pairs:
+    """A second, faster path for stretches of nothing but COLL lines without times.
+
+    Split at `: opCount `, a piece holds one line's end and the next line's beginning. There are few distinct pairs of
+    these, so a line costs one search, one slice and one look-up; numpy then joins beginnings with their ends.
+    """
+
+    def __init__(self, scanner: Scanner) -> None:
+        self.scanner = scanner
+        self.numbers: dict[bytes, int] = {}
+        self.tails: dict[bytes, int] = {}
+        self.heads: dict[bytes, int] = {b"": 0}
+        self.tail_of: list[int] = []
+        self.head_of: list[int] = []
+        self.table: Any = None
+        self.columns: Any = None
+        self.off = False
+
+    def read(self, part: bytes) -> bytes | None:
+        """The kinds' numbers as 32-bit integers, or None where the part has to be read line by line."""
+        if self.off or self.scanner.pending or not part.endswith(b"\n"):
+            return None
+        first, *pieces = part.split(b": opCount ")
+        if not pieces or b"\n" in first:
+            return None
+        get, middle = self.numbers.get, self.scanner.middle
+        found: list[int | None] = [get(piece[piece.find(b" count ", 10, middle) :]) for piece in pieces]
+        if None in found and not self._learn(pieces, found, middle):
+            return None
+        head = self._head(first)
+        return None if head is None else self._join(head, found)
+
+    def _learn(self, pieces: list[bytes], found: list[int | None], middle: int) -> bool:
+        for at, known in enumerate(found):
+            if known is None:
+                where = pieces[at].find(b" count ", 10, middle)
+                found[at] = self._pair(pieces[at][where:]) if where > 0 else None
+                if found[at] is None:
+                    return False
+        return True
+
+    def _pair(self, key: bytes) -> int | None:
+        known = self.numbers.get(key)
+        if known is not None:
+            return known
+        tail, _, following = key.partition(b"\n")
+        head = self._head(following)
+        if head is None or not _TAIL.fullmatch(tail):
+            return None
+        if len(self.numbers) >= _MOST_PAIRS:
+            self.off = True
+            return None
+        self.tail_of.append(self.tails.setdefault(tail, len(self.tails)))
+        self.head_of.append(head)
+        self.numbers[key] = len(self.numbers)
+        self.columns = None
+        return self.numbers[key]
+
+    def _head(self, text: bytes) -> int | None:
+        known = self.heads.get(text)
+        if known is not None:
+            return known
+        match = _HEAD.search(text)
+        if match is None or text[match.end() :].decode("latin-1") not in _OPS or len(self.heads) >= _MOST_HEADS:
+            return None
+        self.heads[text] = len(self.heads)
+        return self.heads[text]
+
+    def _join(self, first: int, found: list[int | None]) -> bytes | None:
+        import numpy as np
+
+        if self.columns is None:
+            self.columns = np.array(self.tail_of, dtype=np.int64), np.array(self.head_of, dtype=np.int64)
+            size = (len(self.heads), len(self.tails))
+            old, self.table = self.table, np.full(size, -1, dtype=np.int64)
+            if old is not None:
+                self.table[: old.shape[0], : old.shape[1]] = old
+        pairs = np.array(found, dtype=np.int64)
+        tails, following = self.columns[0][pairs], self.columns[1][pairs]
+        heads = np.empty_like(following)
+        heads[0], heads[1:] = first, following[:-1]
+        if first >= self.table.shape[0]:
+            self.columns = None
+            return None
+        numbers = self.table[heads, tails]
+        if (numbers < 0).any():
+            if not self._resolve(heads, tails, numbers):
+                return None
+            numbers = self.table[heads, tails]
+        return bytes(numbers.astype(np.uint32).tobytes())
+
+    def _resolve(self, heads: Any, tails: Any, numbers: Any) -> bool:
+        """Asks the scanner once for each new combination of a beginning and an end."""
+        head_texts, tail_texts = list(self.heads), list(self.tails)
+        for at in (numbers < 0).nonzero()[0].tolist():
+            head, tail = int(heads[at]), int(tails[at])
+            if self.table[head, tail] >= 0:
+                continue
+            number = self.scanner.number_of(
+                head_texts[head] + b": opCount 0 sendbuff 0x0 recvbuff 0x0" + tail_texts[tail]
+            )
+            if number is None:
+                return False
+            self.table[head, tail] = number
+        return True
+
+
 class _Reader:
     """Keeps what a scanner emits, apart by process and compressed, with a checkpoint per block."""
 
     def __init__(self, path: str) -> None:
         self.scanner = Scanner(path=path)
         self.logs: list[ProcessLog] = []
-        self.waiting: "list[array[int]]" = []
+        self.waiting: list[array[int]] = []
+        self.pairs = _Pairs(self.scanner)
         self.lines = 0
         self.num_bytes = 0
 
@@ -432,19 +582,29 @@ class _Reader:
         """Reads one block of whole lines."""
         self.num_bytes += len(block)
         first_line = self.lines + 1
-        self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
         if b"NCCL" not in block and b"CollectiveFingerPrint" not in block:
+            self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
             return
         ids = array("I")
-        self.scanner.emit = ids.append
-        self.scanner.scan(block.split(b"\n"), first_line)
+        line = first_line
+        for part in _parts(block):
+            read = self.pairs.read(part)
+            if read is not None:
+                ids.frombytes(read)
+                line += len(read) // ids.itemsize
+            else:
+                self.scanner.emit = ids.append
+                lines = part.split(b"\n")
+                self.scanner.scan(lines, line)
+                line += len(lines) - (not lines[-1])
+        self.lines = line - 1
         for process in self.scanner.processes[len(self.logs) :]:
             self.logs.append(ProcessLog(path=self.scanner.path, format="nccl-log", host=process.host, pid=process.pid))
             self.waiting.append(array("I"))
-        for number, part in self._by_process(ids):
+        for number, own in self._by_process(ids):
             log, waiting = self.logs[number], self.waiting[number]
             log.checkpoints.append(Checkpoint(offset, first_line, log.num_records + len(waiting)))
-            waiting.extend(part)
+            waiting.extend(own)
             if len(waiting) >= CHUNK_CALLS:
                 log.append(waiting)
                 self.waiting[number] = array("I")

@@ -75,7 +75,8 @@ def read_nsys(path: Path, *, name: str) -> FileSummary:
             connection.close()
     except sqlite3.Error as error:
         raise KvbenchError(
-            f"{name}: not a usable sqlite database ({error}); export it again: nsys export --type=sqlite --include-blobs=true"
+            f"{name}: not a usable sqlite database ({error}); export "
+            "it again: nsys export --type=sqlite --include-blobs=true"
         ) from error
 
 
@@ -89,7 +90,7 @@ def _read(connection: sqlite3.Connection, path: Path, name: str) -> FileSummary:
             f"{name}: an sqlite database, but none that nsys wrote; export with: nsys export --type=sqlite"
         )
     if database.has("StringIds", "id", "value"):
-        database.strings = {number: text for number, text in database.rows("SELECT id, value FROM StringIds")}
+        database.strings = dict(database.rows("SELECT id, value FROM StringIds"))
     ranges = _ranges(database)
     summary = FileSummary(path=name, format="nsys", num_bytes=path.stat().st_size, versions=_versions(database))
     hung = _attach_streams(database, ranges)
@@ -99,9 +100,9 @@ def _read(connection: sqlite3.Connection, path: Path, name: str) -> FileSummary:
         summary.notes.append(
             (
                 "no-payload",
-                f"{name} holds {summary.num_lines} NCCL ranges without their payload, so communicators and sizes are unknown",
-                f"export again: nsys export --type=sqlite --include-blobs=true --force-overwrite=true --output={PurePath(name).name} "
-                f"{PurePath(name).stem}.nsys-rep",
+                f"{name} holds {summary.num_lines} NCCL ranges without payload: communicators and sizes are unknown",
+                "export again: nsys export --type=sqlite --include-blobs=true --force-overwrite=true "  # noqa: ISC004
+                f"--output={PurePath(name).name} {PurePath(name).stem}.nsys-rep",
             )
         )
     if not ranges:
@@ -313,7 +314,10 @@ def _launches(database: _Database, pids: set[int]) -> dict[int, dict[int, list[t
     database.connection.execute("CREATE TEMP TABLE IF NOT EXISTS launch_names (id INTEGER PRIMARY KEY)")
     database.connection.execute("DELETE FROM launch_names")
     database.connection.executemany("INSERT INTO launch_names VALUES (?)", [(number,) for number in wanted])
-    query = f"SELECT start, correlationId, globalTid FROM {_RUNTIME} WHERE nameId IN (SELECT id FROM launch_names) ORDER BY start"
+    query = (
+        f"SELECT start, correlationId, globalTid FROM {_RUNTIME} "
+        "WHERE nameId IN (SELECT id FROM launch_names) ORDER BY start"
+    )
     found: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for start, correlation, tid in database.rows(query):
         pid = _pid(tid)
@@ -447,7 +451,10 @@ def _copies(database: _Database, ranges: Mapping[int, list[_Range]]) -> list[Rem
                     found.append(
                         Remark(
                             "copy-without-event",
-                            f"process {pid}: the H2D copy runs on stream {other}, the broadcast after it on stream {one.stream}, and no event orders them",
+                            (
+                                f"process {pid}: the H2D copy runs on stream {other}, the "
+                                f"broadcast after it on stream {one.stream}, and no event orders them"
+                            ),
                             f"{database.name}: NVTX row {one.row}",
                         )
                     )

@@ -33,7 +33,10 @@ def from_ras(body: Mapping[str, Any], *, name: str, num_bytes: int) -> FileSumma
             for rank in comm.get("missing_ranks", []):
                 status = rank.get("status") or {}
                 dead = "considered dead" if status.get("considered_dead") else "unresponsive"
-                text = f"{label}: rank {rank.get('rank', '?')} (pid {rank.get('pid', '?')} on {rank.get('host', '?')}) is {dead}"
+                text = (
+                    f"{label}: rank {rank.get('rank', '?')} (pid "
+                    f"{rank.get('pid', '?')} on {rank.get('host', '?')}) is {dead}"
+                )
                 remarks.append(Remark("ras-missing-rank", text, place))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise KvbenchError(

@@ -1,4 +1,4 @@
-"""Reads one file, or a range of a text file, with the reader its content asks for. Plan in, summary out: both picklable."""
+"""Reads one file, or a range of a text file, by its content. Plan in, summary out: both picklable."""
 
 from dataclasses import dataclass
 from pathlib import Path

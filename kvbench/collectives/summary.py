@@ -1,7 +1,7 @@
 """What a reader returns for one file: per process, the calls in host order as numbers of a small table of kinds.
 
 A log of ten million calls has a few hundred distinct ones (operation, count, communicator, stream, …). So a call is
-four bytes, and 65536 of them are compressed together: `map over files -> ProcessLog -> reduce` stays picklable and small.
+four bytes, and 65536 of them are compressed together: `map over files -> ProcessLog -> reduce` stays small.
 """
 
 import zlib
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
     thread: str = ""
     comm: str = ""
     op: str = ""
-    count: int | None = None
+    count: int | None = None  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     dtype: str | None = None
     redop: str | None = None
     root: int | None = None
@@ -127,7 +127,7 @@ class TimedOut(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A line that is evidence by itself: a transport's size mismatch, a revoked communicator, a fingerprint mismatch."""
+    """A line that is evidence by itself: a transport's size mismatch, a revoked communicator, a fingerprint."""
 
     code: str
     text: str

@@ -46,7 +46,7 @@ class Instance(NamedTuple):
     """One meeting of calls. `source` and `target` are ranks in the communicator for a Send/Recv pair, else -1."""
 
     comm: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     source: int = -1
     target: int = -1
 
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """`ranks` maps a program (its number in the input) to its rank in the communicator; `size` counts unseen members."""
+    """`ranks` maps a program (its number in the input) to its rank here; `size` counts unseen members too."""
 
     name: str
     size: int

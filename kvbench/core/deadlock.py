@@ -257,10 +257,7 @@ def _by_alignment(
     holder = next(one for one in members if items[one] == reference)
     expected = calls_on(programs[holder], comms)
     issued = calls_on(programs[program], comms)
-    if edit.kind == "extra":
-        place = issued[edit.at].instance
-    else:
-        place = expected[edit.at].instance
+    place = (issued if edit.kind == "extra" else expected)[edit.at].instance
     if edit.kind in {"missing", "extra"} and place.comm != divergence.comm:
         return None
     if edit.kind == "swapped" and expected[edit.at].instance.comm != expected[edit.at + 1].instance.comm:

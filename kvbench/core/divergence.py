@@ -43,14 +43,14 @@ def comm_divergences(programs: Sequence[Program], communicators: Sequence[Commun
     for comm, instances in entered.items():
         members = set(communicators[comm].ranks)
         for index in sorted(instances):
-            calls = instances[index]
-            different = conflict(calls) if len(set(calls.values())) > 1 else ()
-            if different or len(calls) < len(members):
+            signatures = instances[index]
+            different = conflict(signatures) if len(set(signatures.values())) > 1 else ()
+            if different or len(signatures) < len(members):
                 found[comm] = CommDivergence(
                     comm=comm,
                     index=index,
-                    camps=camps(calls),
-                    absent=tuple(sorted(members - set(calls))),
+                    camps=camps(signatures),
+                    absent=tuple(sorted(members - set(signatures))),
                     fields=different,
                 )
                 break

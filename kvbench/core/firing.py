@@ -230,10 +230,11 @@ def cycles(waits: Sequence[Wait], *, issued: bool) -> tuple[tuple[Wait, ...], ..
     for wait in waits:
         if wait.issued == issued:
             following[wait.instance].append(wait)
-    found = []
-    for component in _components(following):
-        if len(component) > 1 or any(wait.behind == wait.instance for wait in following[component[0]]):
-            found.append(_shortest(following, component))
+    found = [
+        _shortest(following, component)
+        for component in _components(following)
+        if len(component) > 1 or any(wait.behind == wait.instance for wait in following[component[0]])
+    ]
     return tuple(sorted(found, key=lambda cycle: (len(cycle), cycle[0].instance)))
 
 
@@ -288,7 +289,7 @@ def _shortest(following: Mapping[Instance, Sequence[Wait]], component: Sequence[
         line = deque([start])
         closing: Wait | None = None
         while line and closing is None:
-            for wait in following.get(here := line.popleft(), ()):
+            for wait in following.get(line.popleft(), ()):
                 if wait.behind == start:
                     closing = wait
                     break

@@ -4,21 +4,38 @@ from kvbench.collectives.summary import Format
 
 FIXES = {
     "order-cycle": (
-        "give both collectives one order on every rank: issue the H2D copy and the cache broadcast on one load stream, let the "
-        "forward stream wait on that stream's event, and enter cache broadcast and forward collective in the same order everywhere"
+        "give both collectives one order on every rank: issue the "
+        "H2D copy and the cache broadcast on one load stream, let the "
+        "forward stream wait on that stream's event, and enter cache "
+        "broadcast and forward collective in the same order everywhere"
     ),
     "host-cycle": (
-        "give both collectives one order on every rank, and do not block the host (synchronize, .item(), .tolist()) between them"
+        "give both collectives one order on every rank, and do not "
+        "block the host (synchronize, .item(), .tolist()) between them"
     ),
     "p2p-cycle": "put the Sends and Recvs that face each other into one group (ncclGroupStart/End, batch_isend_irecv)",
     "p2p-unmatched": "issue the missing side of this Send/Recv pair, in the same order as its peer",
     "p2p-mismatch": "make the sender and the receiver agree on element count and type",
-    "missing-call": "make every rank take this branch: a condition on local state (an empty list, a local hit) must not skip a collective",
-    "extra-call": "remove the extra call, or let every rank issue it: a condition on local state must not add a collective",
+    "missing-call": (
+        "make every rank take this branch: a condition on local "
+        "state (an empty list, a local hit) must not skip a collective"
+    ),
+    "extra-call": (
+        "remove the extra call, or let every rank issue it: a condition on local state must not add a collective"
+    ),
     "swapped-calls": "issue both calls in the same order on every rank",
-    "field-mismatch": "make the ranks agree on this call's arguments before they enter it: exchange the value, do not derive it locally",
-    "not-entered": "look at what the missing ranks do instead (py-spy dump, stack of the host thread); they are stopped before this call",
-    "init-stuck": "find out why the missing ranks do not reach the creation of this communicator: slow allocation, another order, a dead rank",
+    "field-mismatch": (
+        "make the ranks agree on this call's arguments before they "
+        "enter it: exchange the value, do not derive it locally"
+    ),
+    "not-entered": (
+        "look at what the missing ranks do instead (py-spy dump, "
+        "stack of the host thread); they are stopped before this call"
+    ),
+    "init-stuck": (
+        "find out why the missing ranks do not reach the creation of "
+        "this communicator: slow allocation, another order, a dead rank"
+    ),
     "creation-order": "create communicators in the same order on every rank, with the same lists of ranks",
     "open-group": "look at the host stack of the rank inside ncclGroupEnd; its group's calls have not been launched",
     "use-after-destroy": "keep the communicator until the last call on it, or stop calling it after destroy",
@@ -47,7 +64,10 @@ CANNOT_SHOW: dict[Format, tuple[str, ...]] = {
         "a rank that was blocked in destroy_process_group writes no dump",
     ),
     "nsys": (
-        "a kernel that never finished has no row: its stream is taken from earlier kernels of the same communicator and thread",
+        (
+            "a kernel that never finished has no row: its stream is "
+            "taken from earlier kernels of the same communicator and thread"
+        ),
         "the payload holds bytes, not the datatype: a type mismatch with equal bytes is invisible",
     ),
     "kineto": (
@@ -55,6 +75,9 @@ CANNOT_SHOW: dict[Format, tuple[str, ...]] = {
         "the root of a broadcast is not recorded",
     ),
     "ras": (
-        "RAS counts launches of collectives: no order, no arguments, no Send/Recv; one snapshot may catch ranks in motion",
+        (
+            "RAS counts launches of collectives: no order, no arguments, "
+            "no Send/Recv; one snapshot may catch ranks in motion"
+        ),
     ),
 }

@@ -153,22 +153,30 @@ def headline(case: Case, cause: CoreCause) -> str:
             text += f", which waits in {step.waits_in} for {step.for_rank}"
         return text
     place = case.operation(cause.place)
-    did = {signature: members for signature, members in cause.camps}
+    did = dict(cause.camps)
     present = [(signature, members) for signature, members in cause.camps if signature is not None]
     absent = did.get(None, ())
     if cause.kind == "missing-call":
         text = f"{_names(case, absent)} left out {_call_text(case, cause, present)}"
         return text + ("" if cause.suspects else f", or {_names(case, present[0][1])} issued it in excess")
     if cause.kind == "extra-call":
-        text = f"{_names(case, present[0][1])} issued an extra {present[0][0]} as #{cause.place.index} of comm {case.comm(cause.place.comm)}"
+        text = (
+            f"{_names(case, present[0][1])} issued an extra {present[0][0]} "
+            f"as #{cause.place.index} of comm {case.comm(cause.place.comm)}"
+        )
         return text + ("" if cause.suspects else f", or {_names(case, absent)} left it out")
     if cause.kind == "swapped-calls":
         return (
-            f"{_names(case, cause.camps[1][1])} entered {cause.camps[1][0]} where {_names(case, cause.camps[0][1])} entered "
-            f"{cause.camps[0][0]}, and the other way round right after: #{cause.place.index} and its neighbour of comm {case.comm(cause.place.comm)} are swapped"
+            f"{_names(case, cause.camps[1][1])} entered {cause.camps[1][0]} "
+            f"where {_names(case, cause.camps[0][1])} entered "
+            f"{cause.camps[0][0]}, and the other way round right after: #{cause.place.index} "
+            f"and its neighbour of comm {case.comm(cause.place.comm)} are swapped"
         )
     if cause.kind in {"not-entered", "p2p-unmatched"}:
-        return f"{_names(case, absent)} never entered {place} ({present[0][0] if present else '?'}), where {_names(case, _all(present))} wait"
+        return (
+            f"{_names(case, absent)} never entered {place} "
+            f"({present[0][0] if present else '?'}), where {_names(case, _all(present))} wait"
+        )
     camps = "; ".join(f"{_names(case, members)}: {signature}" for signature, members in present)
     return f"{place}: the ranks differ in {' and '.join(cause.fields) or 'what they call'} ({camps})"
 

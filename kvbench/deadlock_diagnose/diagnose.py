@@ -114,7 +114,8 @@ def reduce_summaries(
         if refused and len(refused) == len(summaries):
             more = f" (and {len(refused) - 1} more files)" if len(refused) > 1 else ""
             raise KvbenchError(
-                f"{refused[0]}{more}; give NCCL logs, watchdog text, flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON"
+                f"{refused[0]}{more}; give NCCL logs, watchdog text, "
+                "flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON"
             )
     families = [_family(name, readable, paths, order_window) for name in _FAMILIES]
     families += [_counters(name, readable) for name in _COUNTERS]
@@ -248,11 +249,17 @@ def _verdict(
         return (first, f"First shown at {where}; suspect: {who}.{stream}", f"Fix: {cause.fix}.")
     if status == "no-divergence" and main is not None:
         if main.case is not None and case is not None:
-            size = f"all {len(case.identity.actors)} ranks entered the same {sum(case.window.num_calls):,} calls on {len(case.identity.communicators)} communicators, in an order that can run"
+            size = (
+                f"all {len(case.identity.actors)} ranks entered the same {sum(case.window.num_calls):,} "
+                f"calls on {len(case.identity.communicators)} communicators, in an order that can run"
+            )
         else:
             size = "all ranks that speak report the same calls"
         unseen = sum(one.unseen for one in case.identity.communicators) if case is not None else 0
-        second = "Entered is not completed: if the job hung, look below the call order (a dead rank, the network, a kernel, a host wait)."
+        second = (
+            "Entered is not completed: if the job hung, look below the "
+            "call order (a dead rank, the network, a kernel, a host wait)."
+        )
         if unseen:
             second = f"{unseen} members of communicators left no data, so nothing is said about them. {second}"
         return (
@@ -277,7 +284,8 @@ def _cannot_show(families: Sequence[_Family], case: Case | None) -> tuple[str, .
         unseen = [one for one in case.identity.communicators if one.unseen]
         if unseen:
             lines.append(
-                f"{len(unseen)} communicators have members that left no data ({', '.join(f'{one.name}: {one.unseen} unseen' for one in unseen[:3])})"
+                f"{len(unseen)} communicators have members that left no data "
+                f"({', '.join(f'{one.name}: {one.unseen} unseen' for one in unseen[:3])})"
             )
     return tuple(dict.fromkeys(lines))
 
@@ -296,7 +304,10 @@ def _capture_next(status: Status, families: Sequence[_Family]) -> tuple[str, ...
 def _also(family: _Family) -> str:
     name = FORMAT_NAMES[family.format]
     if family.causes:
-        return f"{name}: {family.causes[0].strength} {family.causes[0].kind.replace('-', ' ')}: {family.causes[0].headline}"
+        return (
+            f"{name}: {family.causes[0].strength} "
+            f"{family.causes[0].kind.replace('-', ' ')}: {family.causes[0].headline}"
+        )
     if family.enough:
         return f"{name}: no divergence"
     return f"{name}: {family.why_not or 'says nothing about order'}"

@@ -43,7 +43,8 @@ def gather(
         files = list(_files(paths, Path(folder)))
         if not files:
             raise KvbenchError(
-                f"{', '.join(map(str, paths))}: holds no file; give a folder of NCCL logs, flight-recorder dumps or nsys exports"
+                f"{', '.join(map(str, paths))}: holds no file; give a "
+                "folder of NCCL logs, flight-recorder dumps or nsys exports"
             )
         plans = [plan for path, shown in files for plan in _plans(path, shown, tail_bytes)]
         gathered = Gathered(summaries=[], paths={shown: path for path, shown in files})

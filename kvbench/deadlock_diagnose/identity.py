@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _TRAILING_NUMBER = re.compile(r"(?:^|[_.\-])(\d+)(?:\.[A-Za-z.]+)?$")
+_ENDINGS = {"destroyed": "destroyed", "aborted": "aborted", "aborting": "aborted", "revoking": "revoked"}
 CALLS = frozenset({"call", "group-start", "group-end"})
 
 
@@ -135,30 +137,28 @@ def _walk(actor: Actor) -> None:
 
     current: dict[str, CommUse] = {}
     splits: dict[int, int] = Counter()
-    known: dict[int, tuple[Any, ...]] = {}
+    tables: dict[int, tuple[list[Kind], Any, Any]] = {}
     for at, segment, ids in actor.records():
-        table = known.get(id(segment.kinds))
-        if table is None:
-            is_step = np.array([kind.what not in CALLS for kind in segment.kinds], dtype=bool)
-            known[id(segment.kinds)] = table = (is_step,)
-        is_step = table[0]
-        marks = np.flatnonzero(is_step[ids])
-        bounds = [0, *(int(mark) + 1 for mark in marks), len(ids)]
-        for number in range(len(bounds) - 1):
-            begin, end = bounds[number], bounds[number + 1]
-            if number > 0:
-                kind = segment.kinds[ids[begin - 1]]
-                actor.steps.append((at + begin - 1, kind))
-                _step(actor, kind, at + begin - 1, current, splits)
-            part = ids[begin:end]
-            if len(part):
-                unique, first = np.unique(part, return_index=True)
-                for kind_number, offset in sorted(
-                    zip(unique.tolist(), first.tolist(), strict=True), key=lambda one: one[1]
-                ):
-                    kind = segment.kinds[kind_number]
-                    if kind.what == "call":
-                        _called(actor, kind, at + begin + offset, current)
+        kinds = segment.kinds
+        if id(kinds) not in tables:
+            steps = np.array([kind.what not in CALLS for kind in kinds], dtype=bool)
+            tables[id(kinds)] = kinds, steps, np.array([kind.what == "call" for kind in kinds], dtype=bool)
+        _, is_step, unseen = tables[id(kinds)]
+        marks = np.flatnonzero(is_step[ids]).tolist()
+        for begin, end in pairwise([-1, *marks, len(ids)]):
+            if begin >= 0:
+                kind = kinds[ids[begin]]
+                actor.steps.append((at + begin, kind))
+                _step(actor, kind, at + begin, current, splits)
+                for known, _, flags in tables.values():  # what the name means has changed: look at its calls again
+                    flags[[one.what == "call" and one.comm == kind.comm for one in known]] = True
+            part = ids[begin + 1 : end]
+            new = np.flatnonzero(unseen[part])
+            if len(new):
+                numbers, first = np.unique(part[new], return_index=True)
+                unseen[numbers] = False
+                for offset, number in sorted(zip(new[first].tolist(), numbers.tolist(), strict=True)):
+                    _called(actor, kinds[number], at + begin + 1 + offset, current)
 
 
 def _called(actor: Actor, kind: Kind, at: int, current: dict[str, CommUse]) -> None:
@@ -192,9 +192,8 @@ def _step(actor: Actor, kind: Kind, at: int, current: dict[str, CommUse], splits
         if not merges or use is None:
             use = current[kind.comm] = _new_use(actor, kind.comm, at)
         _fill(use, kind, detail, current, splits)
-    elif use is not None and kind.what in {"destroyed", "aborted", "aborting", "revoking", "finalized"}:
-        if use.ended_at is None:
-            use.ended_at, use.ended_by = at, kind.what
+    elif use is not None and use.ended_at is None and kind.what in _ENDINGS:
+        use.ended_at, use.ended_by = at, _ENDINGS[kind.what]
 
 
 def _same_creation(use: CommUse, kind: Kind, detail: dict[str, str]) -> bool:
@@ -258,9 +257,10 @@ def _name_ranks(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> 
                 actor.rank = world.rank
                 actor.rank_source = f"its rank in the largest communicator ({world.size} ranks)"
         if actor.rank is None:
-            found = _RANK_IN_NAME.search(PurePath(actor.path).name) or _TRAILING_NUMBER.search(
-                PurePath(actor.path).name
-            )
+            name = PurePath(actor.path).name
+            found = _RANK_IN_NAME.search(name)
+            if found is None and actor.segments[0].format != "nccl-log":  # those end in a process id
+                found = _TRAILING_NUMBER.search(name)
             if found is not None:
                 actor.rank, actor.rank_source = int(found[1]), "the file's name"
     unknown = [actor for actor in actors if actor.rank is None]
@@ -300,19 +300,20 @@ def _label(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> None:
         for actor in actors:
             actor.label = f"rank {actor.rank}"
         return
-    worlds = list(dict.fromkeys(actor.world if actor.world is not None else actor.path for actor in actors))
-    runs = {world: number for number, world in enumerate(worlds, start=1)}
+    runs: dict[Hashable, int] = {}
+    files: dict[int, dict[str, None]] = defaultdict(dict)
     for actor in actors:
-        run = runs[actor.world if actor.world is not None else actor.path]
+        run = runs.setdefault(actor.world if actor.world is not None else actor.path, len(runs) + 1)
         actor.label = f"run {run} rank {actor.rank}"
-    files = "; ".join(
-        f"run {number}: {', '.join(sorted({PurePath(one.path).name for one in actors if (one.world if one.world is not None else one.path) == world})[:3])}"
-        for world, number in list(runs.items())[:4]
-    )
+        files[run][PurePath(actor.path).name] = None
+    shown = "; ".join(f"run {run}: {', '.join(list(names)[:3])}" for run, names in list(files.items())[:4])
     doubts.append(
         (
             "mixed-runs",
-            f"the input holds {len(worlds)} groups of processes whose ranks repeat, so it mixes runs or replicas ({files})",
+            (
+                f"the input holds {len(runs)} groups of processes whose "
+                f"ranks repeat, so it mixes runs or replicas ({shown})"
+            ),
             "give the files of one run if they are not meant to be together",
         )
     )
@@ -368,7 +369,7 @@ def _add_silent_members(actors: Sequence[Actor], by_key: dict[Hashable, list[tup
         for rank in listed:
             numbers = by_rank.get(rank, [])
             if len(numbers) == 1 and numbers[0] not in present:
-                use = CommUse(name=str(key[1]), size=len(listed), rank=listed.index(rank), key=key, number=-1)
+                use = CommUse(name=str(group[0][1].name), size=len(listed), rank=listed.index(rank), key=key, number=-1)
                 actors[numbers[0]].uses.append(use)
                 group.append((numbers[0], use))
 
@@ -406,7 +407,7 @@ def _complementary(
     doubts: list[tuple[str, str, str]],
     unmatched: list[str],
 ) -> list[list[tuple[int, CommUse]]]:
-    """One group per communicator. Guessed keys may hold several of the same size: these are told apart by their ranks."""
+    """One group per communicator. A guessed key may hold several of one size: they are told apart by their ranks."""
     if key[0] in {"id", "name", "split"}:
         return [members]
     size = members[0][1].size

@@ -1,4 +1,4 @@
-"""Verdicts from the life of communicators: stuck creation, creation in different order, use after the end, open groups."""
+"""Verdicts from the life of communicators: stuck creation, creation order, use after the end, open groups."""
 
 from collections.abc import Sequence
 
@@ -152,12 +152,12 @@ def _order_cause(case: Case, first: int, second: int, orders: dict[int, list[int
 
 
 def _used_after_end(case: Case) -> list[Cause]:
-    causes = []
-    for number, actor in enumerate(case.identity.actors):
-        for use in actor.uses:
-            if use.used_after_end is not None and use.ended_at is not None:
-                causes.append(_after_end(case, number, use, use.ended_at, use.used_after_end))
-    return causes
+    return [
+        _after_end(case, number, use, use.ended_at, use.used_after_end)
+        for number, actor in enumerate(case.identity.actors)
+        for use in actor.uses
+        if use.used_after_end is not None and use.ended_at is not None
+    ]
 
 
 def _after_end(case: Case, number: int, use: CommUse, ended: int, used: int) -> Cause:
@@ -175,17 +175,16 @@ def _after_end(case: Case, number: int, use: CommUse, ended: int, used: int) -> 
 
 def _open_groups(case: Case) -> list[Cause]:
     stuck = case.window.open_groups
-    if not stuck or len(stuck) == len(case.identity.actors) and len(stuck) > 1 and not case.window.analysis.causes:
-        # every rank ends inside a group: the calls of that group are compared like any others
-        if not stuck:
-            return []
+    if not stuck:
+        return []
     programs = [program for program, _ in stuck]
     return [
         _make(
             case,
             "open-group",
             "possible",
-            f"{_list(case, programs)} opened an NCCL group that never ended: the thread is inside ncclGroupEnd or before it, "
+            f"{_list(case, programs)} opened an NCCL group that never "
+            "ended: the thread is inside ncclGroupEnd or before it, "
             "so the calls of that group may not have been launched",
             comm=None,
             camps=[Camp(did="last group is open", ranks=case.labels(programs))],

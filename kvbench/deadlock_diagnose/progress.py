@@ -15,7 +15,8 @@ _UNEVEN = frozenset(
     {"ALLTOALL", "ALLTOALL_BASE", "ALLGATHER", "GATHER", "SCATTER", "REDUCE_SCATTER", "COALESCED", "SEND", "RECV"}
 )
 _FINGERPRINT = re.compile(
-    r"Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\)), but Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\))(?:\.|$|C)"
+    r"Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\)), but "
+    r"Rank (\d+) is running collective: (CollectiveFingerPrint\(.*?\))(?:\.|$|C)"
 )
 _OP = re.compile(r"OpType=(\w+)")
 _NOT_A_RANK = -1
@@ -150,7 +151,10 @@ def _different_calls(comm: str, ranks: dict[int, _Rank], source: str) -> Cause |
         ordered = sorted(kinds.items(), key=lambda one: (-len(one[1]), one[1]))
         camps = tuple(
             Camp(
-                did=f"{op} {numel_in if numel_in is not None else '?'} in, {numel_out if numel_out is not None else '?'} out",
+                did=(
+                    f"{op} {numel_in if numel_in is not None else '?'} "
+                    f"in, {numel_out if numel_out is not None else '?'} out"
+                ),
                 ranks=tuple(_label(rank) for rank in who),
             )
             for (op, numel_in, numel_out), who in ordered
@@ -206,13 +210,16 @@ def _counts(comm: str, op: str, ranks: dict[int, _Rank], source: str) -> Cause |
     notes = [f"issued {count}" for count in by_count]
     # A dump signal counts from 1 and -1 stands for none, so the first call that is missing follows the lowest count.
     if ahead and not behind:
-        text = f"{', '.join(map(_label, ahead[:4]))} issued {what} #{usual + 1}, which the others did not: an extra call there rather than a missing one here"
+        text = (
+            f"{', '.join(map(_label, ahead[:4]))} issued {what} #{usual + 1}, which "
+            "the others did not: an extra call there rather than a missing one here"
+        )
         suspects = tuple(SuspectRank(rank=_label(rank), reason="issued more calls than most ranks") for rank in ahead)
         return _cause("extra-call", "possible", text, comm, usual + 1, camps, suspects, places, notes, source, ())
     text = f"{', '.join(map(_label, behind[:4]))} never entered {what} #{max(low, 0) + 1}, where the others wait"
     suspects = (
         ()
-        if tie and len(counts) == 2 and len(ahead)
+        if tie and len(counts) == 2 and ahead
         else tuple(
             SuspectRank(rank=_label(rank), reason=f"issued {counts[rank]} calls while most issued {usual}")
             for rank in behind
@@ -240,7 +247,8 @@ def _out_of_step(comm: str, ranks: dict[int, _Rank], source: str) -> Cause | Non
         ),
     )
     text = (
-        f"{', '.join(camps[0].ranks[:4])} wait in #{low} of {comm or 'the process group'}, which {', '.join(camps[1].ranks[:4])} had finished: "
+        f"{', '.join(camps[0].ranks[:4])} wait in #{low} of {comm or 'the process group'}, "
+        f"which {', '.join(camps[1].ranks[:4])} had finished: "
         "the sequences do not stand for the same calls from there on, or earlier"
     )
     suspects = (

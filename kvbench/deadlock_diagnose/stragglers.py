@@ -1,4 +1,4 @@
-"""Ranks that are regularly the last to enter what everyone entered. Never a cause of a hang, and only with timestamps."""
+"""Ranks that are regularly the last to enter what everyone entered. Never a cause, and only with timestamps."""
 
 import re
 from collections import defaultdict
@@ -46,8 +46,14 @@ def straggler_findings(case: Case) -> tuple[Finding, ...]:
             findings.append(
                 Finding(
                     code="straggler",
-                    message=f"{case.label(program)} is the last to enter {count} of {meetings} calls, by {format_duration(lateness)} in the median",
-                    remedy="a late rank makes others wait and does not deadlock them; look at its host work, and at clocks when ranks are on several hosts",
+                    message=(
+                        f"{case.label(program)} is the last to enter {count} of "
+                        f"{meetings} calls, by {format_duration(lateness)} in the median"
+                    ),
+                    remedy=(
+                        "a late rank makes others wait and does not deadlock them; look "
+                        "at its host work, and at clocks when ranks are on several hosts"
+                    ),
                     evidence=(),
                 )
             )

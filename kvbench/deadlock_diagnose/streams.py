@@ -1,4 +1,4 @@
-"""What streams and threads show beside the verdict: the default stream, one communicator from two streams or threads."""
+"""What streams and threads show beside the verdict: the default stream, two streams or threads on one communicator."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from kvbench.deadlock_diagnose.causes import Case
 from kvbench.results.deadlock_diagnosis import Evidence, Finding
 
 DEFAULT_REMEDY = (
-    "run it with the load stream as the current stream (a synchronous c10d collective uses the caller's current stream), "
+    "run it with the load stream as the current stream (a "
+    "synchronous c10d collective uses the caller's current stream), "
     "and let the forward stream wait on the load stream's event"
 )
 
@@ -34,7 +35,7 @@ def _calls_by_comm(case: Case) -> dict[int, dict[int, list[Call]]]:
 
 
 def _default_stream(case: Case) -> list[Finding]:
-    """A collective on the default stream whose peers, earlier calls, or partners in a cycle say that it should not be."""
+    """A collective on the default stream whose peers, earlier calls, or place in a cycle say that it should not be."""
     in_cycle = {wait.instance for cause in case.window.analysis.causes for wait in cause.cycle}
     findings = []
     for comm, programs in sorted(_calls_by_comm(case).items()):
@@ -54,7 +55,7 @@ def _default_stream(case: Case) -> list[Finding]:
         if not (peers or mixed or cyclic):
             continue
         chosen = cyclic or on_default
-        program, call = min(((one, calls[-1]) for one, calls in chosen.items()), key=lambda pair: pair[0])
+        call = chosen[min(chosen)][-1]
         why = []
         if cyclic:
             why.append("it is part of the cycle")
@@ -63,7 +64,10 @@ def _default_stream(case: Case) -> list[Finding]:
         if mixed:
             why.append(f"{', '.join(case.labels(mixed[:3]))} also use another stream for it")
         who = case.labels(sorted(chosen)[:4])
-        message = f"{call.signature.op} #{call.instance.index} of comm {case.comm(comm)} ran on the default stream of {', '.join(who)}: {'; '.join(why)}"
+        message = (
+            f"{call.signature.op} #{call.instance.index} of comm {case.comm(comm)} "
+            f"ran on the default stream of {', '.join(who)}: {'; '.join(why)}"
+        )
         pairs = [(one, calls[-1].position) for one, calls in sorted(chosen.items())][:3]
         findings.append(_finding(case, "default-stream", message, DEFAULT_REMEDY, pairs))
     return findings
@@ -90,7 +94,10 @@ def _several(case: Case, what: str) -> list[Finding]:
         remedy = (
             "keep one communicator on one stream, or order the streams by events: NCCL runs its calls one after another"
             if what == "streams"
-            else "call one communicator from one thread: the order of two threads is a race, so the order in the log is one of several"
+            else (
+                "call one communicator from one thread: the order of two "
+                "threads is a race, so the order in the log is one of several"
+            )
         )
         pairs = []
         for value in found[program][:2]:
@@ -108,10 +115,17 @@ def _finding(case: Case, code: str, message: str, remedy: str, pairs: Sequence[t
 
 _REMEDIES = {
     "size-mismatch": "compare the counts of that call on both sides; a transport saw different sizes",
-    "copy-without-event": "record an event on the load stream after the copy and let the collective's stream wait on it (cudaStreamWaitEvent)",
-    "outside-nccl": "these kernels synchronise ranks too and no NCCL log shows them: disable custom all-reduce to test them",
+    "copy-without-event": (
+        "record an event on the load stream after the copy and let "
+        "the collective's stream wait on it (cudaStreamWaitEvent)"
+    ),
+    "outside-nccl": (
+        "these kernels synchronise ranks too and no NCCL log shows them: disable custom all-reduce to test them"
+    ),
     "hung-launch": "this launch has no finished kernel: it is where the GPU stopped",
-    "short-log": "calls in CUDA graphs print nothing at replay: capture once with graphs off (for example --enforce-eager)",
+    "short-log": (
+        "calls in CUDA graphs print nothing at replay: capture once with graphs off (for example --enforce-eager)"
+    ),
     "no-payload": "export again with --include-blobs=true, so that communicator, size and root of each call are there",
 }
 

@@ -238,7 +238,10 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
         notes.append(
             (
                 "window",
-                f"the first {FIRST_WINDOW} calls per rank after the last common point were analysed; {longest - FIRST_WINDOW} later ones follow from it",
+                (
+                    f"the first {FIRST_WINDOW} calls per rank after the last common point "
+                    f"were analysed; {longest - FIRST_WINDOW} later ones follow from it"
+                ),
                 "nothing to do: what comes after the first divergence is its consequence",
             )
         )
@@ -249,7 +252,10 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
     notes.append(
         (
             "order-window",
-            f"each communicator was compared over all its calls; the order across communicators only over the last {tail_window} calls per rank",
+            (
+                "each communicator was compared over all its calls; the order "
+                f"across communicators only over the last {tail_window} calls per rank"
+            ),
             "pass a larger --order-window to look further back",
         )
     )
@@ -332,7 +338,7 @@ class _Builder:
         return any(kind.stream is not None for kind in kinds)
 
     def _common_starts(self) -> None:
-        """Drops calls before the first position that all members still hold, where a format numbers its calls (rings)."""
+        """Drops calls before the first position that all members still hold, where a format numbers its calls."""
         import numpy as np
 
         if not any(segment.seq_ids is not None for rank in self.ranks for segment in rank.actor.segments):
@@ -356,7 +362,7 @@ class _Builder:
             floor = np.array([first.get(one, 0) for one in range(len(self.identity.communicators))] + [0, 0, 0])
             keep = (mine < 0) | (mine >= floor[comm])
             rest.append((comm[keep], signature[keep], record[keep]))
-            self.first_index[number] = {one: low for one, low in first.items()}
+            self.first_index[number] = dict(first)
         self.rest = rest
 
     def align_tails(self, notes: list[tuple[str, str, str]]) -> None:
@@ -399,7 +405,7 @@ class _Builder:
         )
 
     def before_divergence(self, tail: int) -> list[int]:
-        """Where to start in each rank: before the first mismatch of any communicator, else `tail` calls before the end."""
+        """Where to start in each rank: before the first mismatch of a communicator, else `tail` calls from the end."""
         import numpy as np
 
         upper = [max(len(one[0]) - tail, 0) for one in self.rest]

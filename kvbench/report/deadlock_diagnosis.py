@@ -41,7 +41,9 @@ def _cause_lines(cause: Cause) -> tuple[str, ...]:
     lines = [
         f"{step.rank} waits in {step.waits_in}; {step.for_rank} has it behind {step.held_by} ({step.queue})"
         if step.queue != "its host"
-        else f"{step.rank} waits in {step.waits_in}; {step.for_rank} never issued it and its last call is {step.held_by}"
+        else (
+            f"{step.rank} waits in {step.waits_in}; {step.for_rank} never issued it and its last call is {step.held_by}"
+        )
         for step in cause.cycle
     ]
     lines += [
@@ -116,7 +118,7 @@ def _lanes(result: DeadlockDiagnosis) -> str:
 
 
 def _columns(timeline: tuple[TimelineCall, ...]) -> dict[tuple[str, int], int]:
-    """The column of each call: its place among its rank's calls, counted so that the ranks' first marked calls align."""
+    """The column of each call: its place in its rank's calls, counted so that the first marked calls align."""
     by_rank: dict[str, list[TimelineCall]] = {}
     for call in timeline:
         by_rank.setdefault(call.rank, []).append(call)
@@ -185,7 +187,10 @@ def _timeline_table(result: DeadlockDiagnosis) -> TextTable:
         left=frozenset({"comm", "call", "stream", "state", "where"}),
         rows=rows,
         highlight=frozenset(number for number, call in enumerate(result.timeline) if call.cause == 1),
-        note="ran: could run; waits: entered, its members are not all there; queued: behind a waiting call; conflict: members differ",
+        note=(
+            "ran: could run; waits: entered, its members are not all "
+            "there; queued: behind a waiting call; conflict: members differ"
+        ),
     )
 
 

@@ -50,9 +50,10 @@ def swim_lanes_svg(boxes: Sequence[Box], arrows: Sequence[Arrow], *, title: str)
     width, height = _LEFT + columns * (_CALL + _GAP), _TOP + len(lanes) * _LANE + 34
     centres: dict[str, tuple[float, float]] = {}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title, quote=True)}" '
-        f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-family="system-ui, sans-serif" font-size="11">',
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title, quote=True)}" ',
+        f'viewBox="0 0 {width} {height}" width="{width}" height="{height}" ',
+        'font-family="system-ui, sans-serif" font-size="11">',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">',
         '<path d="M0 0 L8 4 L0 8 z" fill="currentColor"/></marker></defs>',
         f'<text x="0" y="14" fill="currentColor" font-weight="600">{escape(title)}</text>',
     ]
@@ -68,15 +69,17 @@ def swim_lanes_svg(boxes: Sequence[Box], arrows: Sequence[Arrow], *, title: str)
         colour = _COLOURS[groups.index(box.colour_group) % len(_COLOURS)]
         centres.setdefault(box.key, (x + _CALL / 2, y + 18))
         parts.append(
-            f'<g><title>{escape(f"{box.title} {box.subtitle}")}</title><rect x="{x}" y="{y}" width="{_CALL}" height="36" rx="4" '
-            f'fill="{colour}" fill-opacity="{".22" if box.state == "ran" else ".42"}" stroke="{colour}" {_STROKES[box.state]}/>'
+            f"<g><title>{escape(f'{box.title} {box.subtitle}')}</title><rect "
+            f'x="{x}" y="{y}" width="{_CALL}" height="36" rx="4" '
+            f'fill="{colour}" fill-opacity="{".22" if box.state == "ran" else ".42"}" '
+            f'stroke="{colour}" {_STROKES[box.state]}/>'
             f'<text x="{x + 6}" y="{y + 15}" fill="currentColor" font-weight="{600 if box.marked else 400}">'
             f"{escape(_short(box.title, _CHARACTERS))}</text>"
-            f'<text x="{x + 6}" y="{y + 29}" fill="currentColor" fill-opacity=".75">{escape(_short(box.subtitle, _CHARACTERS + 3))}</text></g>'
+            f'<text x="{x + 6}" y="{y + 29}" fill="currentColor" '
+            f'fill-opacity=".75">{escape(_short(box.subtitle, _CHARACTERS + 3))}</text></g>'
         )
-    for arrow in arrows:
-        if arrow.source in centres and arrow.target in centres:
-            parts.append(_arrow(centres[arrow.source], centres[arrow.target]))
+    known = [arrow for arrow in arrows if arrow.source in centres and arrow.target in centres]
+    parts += [_arrow(centres[arrow.source], centres[arrow.target]) for arrow in known]
     parts.append(_legend(groups, height - 12))
     return "".join(parts) + "</svg>"
 
@@ -86,7 +89,8 @@ def _arrow(source: tuple[float, float], target: tuple[float, float]) -> str:
     down = 18 if y2 > y1 else -18
     bend = 26 if x1 == x2 else 0
     return (
-        f'<path d="M{x1} {y1 + down} C{x1 + bend} {y1 + down * 1.7}, {x2 + bend} {y2 - down * 1.7}, {x2} {y2 - down}" fill="none" '
+        f'<path d="M{x1} {y1 + down} C{x1 + bend} {y1 + down * 1.7}, '
+        f'{x2 + bend} {y2 - down * 1.7}, {x2} {y2 - down}" fill="none" '
         'stroke="currentColor" stroke-width="1.6" marker-end="url(#tip)"/>'
     )
 

@@ -74,7 +74,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineCall:
-    """One call near the divergence. `state` is `ran`, `waits`, `queued` or `conflict`; `mark` numbers its cause."""
+    """One call near the divergence. `state` says whether it could run; `cause` is the number of its cause, if any."""
 
     rank: str
     stream: str

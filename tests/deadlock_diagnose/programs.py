@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-DTYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16".split()
+DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int64": 8, "int8": 1}
 TORCH_DTYPES = {"float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "int64": "Long", "int8": "Char"}
 TORCH_NAMES = {
@@ -39,7 +39,7 @@ class Op:
 
 @dataclass(kw_only=True)
 class World:
-    """Communicators as tuples of global ranks, the first of them the world; programs by rank. `split` marks children."""
+    """Communicators as tuples of global ranks, the world first; programs by rank; `split` marks children."""
 
     comms: list[tuple[int, ...]]
     programs: list[list[Op]]
@@ -93,7 +93,9 @@ def random_world(rng: random.Random, *, ranks: int, comms: int, calls: int, one_
 
 def random_op(rng: random.Random, comm: int, stream: str) -> Op:
     op = rng.choice(["AllReduce", "AllReduce", "AllGather", "ReduceScatter", "Broadcast"])
-    return Op(comm=comm, op=op, count=rng.choice([1024, 2048, 4096]), dtype=rng.choice(["bfloat16", "float32"]), stream=stream)
+    return Op(
+        comm=comm, op=op, count=rng.choice([1024, 2048, 4096]), dtype=rng.choice(["bfloat16", "float32"]), stream=stream
+    )
 
 
 # ---- text
@@ -141,7 +143,8 @@ def coll_line(world: World, rank: int, number: int, one: Op) -> str:
     members = world.comms[one.comm]
     root = one.peer if one.peer is not None else one.root
     return (
-        f"{head_of(rank, one.thread)} INFO {one.op}: opCount {number:x} sendbuff 0x7f{number * 512:010x} recvbuff 0x7e{number * 512:010x} "
+        f"{head_of(rank, one.thread)} INFO {one.op}: opCount {number:x} "
+        f"sendbuff 0x7f{number * 512:010x} recvbuff 0x7e{number * 512:010x} "
         f"count {one.count} datatype {DTYPES.index(one.dtype)} op 0 root {root} comm {pointer(rank, one.comm)} "
         f"[nranks={len(members)}] stream {stream_pointer(rank, one.stream)}"
     )
@@ -150,7 +153,8 @@ def coll_line(world: World, rank: int, number: int, one: Op) -> str:
 def call_line(rank: int, number: int, one: Op) -> str:
     root = one.peer if one.peer is not None else one.root
     return (
-        f"{head_of(rank, one.thread, dev=False)} CALL nccl{one.op}({0x7F000000 + number * 512:x},{0x7E000000 + number * 512:x},{one.count},"
+        f"{head_of(rank, one.thread, dev=False)} CALL "
+        f"nccl{one.op}({0x7F000000 + number * 512:x},{0x7E000000 + number * 512:x},{one.count},"
         f"{DTYPES.index(one.dtype)},0,{root},{pointer(rank, one.comm)},{stream_pointer(rank, one.stream)})"
     )
 
@@ -315,13 +319,32 @@ class NsysFile:
         self.waiting: list[tuple[Op, int, bool]] = []
         tables = {
             "META_DATA_EXPORT": "name TEXT, value TEXT",
-            "NVTX_EVENTS": "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER, binaryData TEXT",
-            "NVTX_PAYLOAD_SCHEMA_ENTRIES": "domainId INTEGER, schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT, offset INTEGER",
-            "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER",
-            "CUPTI_ACTIVITY_KIND_RUNTIME": "start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER",
-            "CUPTI_ACTIVITY_KIND_MEMCPY": "start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER",
-            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": "start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER, syncType INTEGER, eventId INTEGER",
-            "TARGET_INFO_CUDA_CONTEXT_INFO": "nullStreamId INTEGER, processId INTEGER, deviceId INTEGER, contextId INTEGER",
+            "NVTX_EVENTS": (
+                "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, "
+                "globalTid INTEGER, textId INTEGER, domainId INTEGER, binaryData TEXT"
+            ),
+            "NVTX_PAYLOAD_SCHEMA_ENTRIES": (
+                "domainId INTEGER, schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT, offset INTEGER"
+            ),
+            "CUPTI_ACTIVITY_KIND_KERNEL": (
+                "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId "
+                "INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER"
+            ),
+            "CUPTI_ACTIVITY_KIND_RUNTIME": (
+                "start INTEGER, end INTEGER, eventClass INTEGER, globalTid "
+                "INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER"
+            ),
+            "CUPTI_ACTIVITY_KIND_MEMCPY": (
+                "start INTEGER, end INTEGER, streamId INTEGER, correlationId "
+                "INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER"
+            ),
+            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (
+                "start INTEGER, end INTEGER, streamId INTEGER, correlationId "
+                "INTEGER, globalPid INTEGER, syncType INTEGER, eventId INTEGER"
+            ),
+            "TARGET_INFO_CUDA_CONTEXT_INFO": (
+                "nullStreamId INTEGER, processId INTEGER, deviceId INTEGER, contextId INTEGER"
+            ),
             "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT",
             "TARGET_INFO_SYSTEM_ENV": "name TEXT, value TEXT",
         }
@@ -358,7 +381,12 @@ class NsysFile:
         at = 1000
         for comm, members in enumerate(world.comms):
             if rank in members:
-                self.range(at, at + 50, "ncclCommInitRankConfig", payload(0, (0xC0FFEE00 + comm, len(members), members.index(rank), rank % 8)))
+                self.range(
+                    at,
+                    at + 50,
+                    "ncclCommInitRankConfig",
+                    payload(0, (0xC0FFEE00 + comm, len(members), members.index(rank), rank % 8)),
+                )
                 at += 100
         group = 0
         for number, one in enumerate(world.programs[rank]):
@@ -370,10 +398,21 @@ class NsysFile:
             group = one.group
             stream = 7 if one.stream == "default" else 20 + sum(map(ord, one.stream)) % 50
             if copies and one.op == "Broadcast":
-                self.insert("CUPTI_ACTIVITY_KIND_MEMCPY", at, at + 50, 21, self.correlation, self.tid - self.pid, 1 << 20, 1)
+                self.insert(
+                    "CUPTI_ACTIVITY_KIND_MEMCPY", at, at + 50, 21, self.correlation, self.tid - self.pid, 1 << 20, 1
+                )
                 self.correlation += 1
                 if event_between:
-                    self.insert("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", at + 55, at + 56, stream, self.correlation, self.tid - self.pid, 2, 1)
+                    self.insert(
+                        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+                        at + 55,
+                        at + 56,
+                        stream,
+                        self.correlation,
+                        self.tid - self.pid,
+                        2,
+                        1,
+                    )
                 at += 60
             size = one.count * DTYPE_BYTES[one.dtype]
             value = one.peer if one.peer is not None else one.root if one.op == "Broadcast" else 0
@@ -395,7 +434,17 @@ class NsysFile:
             name = "ncclDevKernel_SendRecv" if one.peer is not None else f"ncclDevKernel_{one.op}_RING_LL"
             shown = self.string(f"{name}(ncclDevKernelArgsStorage<4096ul>)")
             process = self.tid - self.pid
-            self.insert("CUPTI_ACTIVITY_KIND_KERNEL", at + 9, at + 60, 0, stream, self.correlation, process, shown, self.string(name))
+            self.insert(
+                "CUPTI_ACTIVITY_KIND_KERNEL",
+                at + 9,
+                at + 60,
+                0,
+                stream,
+                self.correlation,
+                process,
+                shown,
+                self.string(name),
+            )
 
     def _group_end(self, at: int) -> int:
         """Grouped calls are launched inside ncclGroupEnd."""
@@ -414,7 +463,12 @@ class NsysFile:
 # ---- Kineto
 
 
-KINETO_NAMES = {"AllReduce": "allreduce", "AllGather": "_allgather_base", "ReduceScatter": "_reduce_scatter_base", "Broadcast": "broadcast"}
+KINETO_NAMES = {
+    "AllReduce": "allreduce",
+    "AllGather": "_allgather_base",
+    "ReduceScatter": "_reduce_scatter_base",
+    "Broadcast": "broadcast",
+}
 
 
 def write_kineto(world: World, folder: Path) -> Path:
@@ -435,9 +489,35 @@ def write_kineto(world: World, folder: Path) -> Path:
             }
             if one.peer is not None:
                 args["Dst Rank" if one.op == "Send" else "Src Rank"] = one.peer
-            events.append({"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 1000.0 + number, "dur": 5, "pid": 1000 + rank, "tid": 1000 + rank, "args": args})
-            kernel = {"External id": number + 1, "stream": 7 if one.stream == "default" else 20 + sum(map(ord, one.stream)) % 50, "device": rank % 8}
-            events.append({"ph": "X", "cat": "kernel", "name": f"ncclDevKernel_{one.op}_RING_LL", "ts": 1002.0 + number, "dur": 5, "pid": rank, "tid": 7, "args": kernel})
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "cpu_op",
+                    "name": "record_param_comms",
+                    "ts": 1000.0 + number,
+                    "dur": 5,
+                    "pid": 1000 + rank,
+                    "tid": 1000 + rank,
+                    "args": args,
+                }
+            )
+            kernel = {
+                "External id": number + 1,
+                "stream": 7 if one.stream == "default" else 20 + sum(map(ord, one.stream)) % 50,
+                "device": rank % 8,
+            }
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": f"ncclDevKernel_{one.op}_RING_LL",
+                    "ts": 1002.0 + number,
+                    "dur": 5,
+                    "pid": rank,
+                    "tid": 7,
+                    "args": kernel,
+                }
+            )
         body = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world.size}, "traceEvents": events}
         (folder / f"trace{rank}.json").write_text(json.dumps(body))
     return folder
@@ -457,7 +537,7 @@ FORMATS: dict[str, Any] = {
 
 
 def seed_case() -> World:
-    """Cache broadcast on one communicator, forward all-reduce on another; on rank 1 the forward overtakes in the end."""
+    """Cache broadcast on one communicator, forward all-reduce on another; on rank 1 the forward overtakes."""
     broadcast = Op(comm=1, op="Broadcast", count=262144)
     forward = Op(comm=0, op="AllReduce", count=8192)
     rounds = [broadcast, forward, forward] * 3

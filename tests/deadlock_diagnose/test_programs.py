@@ -10,7 +10,9 @@ from kvbench.deadlock_diagnose.diagnose import diagnose
 from kvbench.results.deadlock_diagnosis import DeadlockDiagnosis
 from tests.deadlock_diagnose.programs import DTYPE_BYTES, FORMATS, Op, World, random_op, random_world
 
-SETTINGS = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 def diagnosed(world: World, form: str, folder: Path) -> DeadlockDiagnosis:
@@ -41,7 +43,9 @@ def worlds(draw: st.DrawFn) -> tuple[World, random.Random]:
 @pytest.mark.parametrize("form", FORMATS)
 @SETTINGS
 @given(made=worlds())
-def test_a_valid_program_shows_no_divergence_in_any_format(tmp_path: Path, form: str, made: tuple[World, random.Random]) -> None:
+def test_a_valid_program_shows_no_divergence_in_any_format(
+    tmp_path: Path, form: str, made: tuple[World, random.Random]
+) -> None:
     found = diagnosed(made[0], form, tmp_path)
     assert found.status == "no-divergence", found.verdict
 
@@ -69,7 +73,10 @@ def place_of(items: list[Item], at: int) -> tuple[int, int]:
 def first_visible(original: World, mutated: World, rank: int, comm: int, form: str) -> tuple[int, int]:
     """Communicator and index at which the mutated rank first differs from what it should have done."""
     right, wrong = shared_items(original, rank, comm, form), shared_items(mutated, rank, comm, form)
-    at = next((number for number, (one, other) in enumerate(zip(right, wrong, strict=False)) if one != other), min(len(right), len(wrong)))
+    at = next(
+        (number for number, (one, other) in enumerate(zip(right, wrong, strict=False)) if one != other),
+        min(len(right), len(wrong)),
+    )
     return place_of(right if len(right) > at and (len(right) >= len(wrong)) else wrong, at)
 
 
@@ -141,9 +148,7 @@ def test_one_mutation_is_found_at_exactly_its_place(
 
 def invert(world: World, rng: random.Random) -> tuple[World, int, Op, Op] | None:
     """Swaps two neighbouring calls of different communicators that share another rank with this order."""
-    places = [
-        (rank, number) for rank, program in enumerate(world.programs) for number in range(len(program) - 1)
-    ]
+    places = [(rank, number) for rank, program in enumerate(world.programs) for number in range(len(program) - 1)]
     rng.shuffle(places)
     for rank, number in places:
         one, other = world.programs[rank][number : number + 2]
@@ -192,6 +197,6 @@ def test_the_same_program_gets_the_same_verdict_from_every_format(
     mutation = None if what == "none" else mutate(world, rng, what)
     changed = world if mutation is None else mutation[0]
     verdicts = {form: diagnosed(changed, form, tmp_path) for form in FORMATS}
-    assert len({(one.status, one.kind, one.causes[0].index if one.causes else None) for one in verdicts.values()}) == 1, {
-        form: one.verdict for form, one in verdicts.items()
-    }
+    assert (
+        len({(one.status, one.kind, one.causes[0].index if one.causes else None) for one in verdicts.values()}) == 1
+    ), {form: one.verdict for form, one in verdicts.items()}
