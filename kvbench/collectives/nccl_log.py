@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 from kvbench.collectives import watchdog
 from kvbench.collectives.summary import CHUNK_CALLS, Checkpoint, FileSummary, Kind, ProcessLog, Remark
 
-BLOCK_BYTES = 2 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024
 LONGEST_LINE = 64 * 1024
 PART_BYTES = 256 * 1024
 _MOST_CACHED = 200_000

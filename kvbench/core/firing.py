@@ -104,7 +104,9 @@ class _Simulation:
             self.calls[call.instance][node.program] = call
             for key in self._keys(node.program, call):
                 node.open_calls[key] = node.open_calls.get(key, 0) + 1
-            chain = call.instance._replace(index=0)
+            if len(node.calls) == 1:
+                continue
+            chain = (call.instance.comm, call.instance.source, call.instance.target)
             if chain in last:
                 node.next_in_chain[last[chain]] = call
             last[chain] = call
@@ -115,7 +117,7 @@ class _Simulation:
     def _reached(self, node: _Node) -> None:
         node.not_head -= 1
         if node.not_head == 0:
-            later = set(node.next_in_chain.values())
+            later = set(node.next_in_chain.values()) if node.next_in_chain else ()
             for call in node.calls:
                 if call not in later:
                     self._call_ready(node.program, call)
@@ -138,7 +140,7 @@ class _Simulation:
         self.fired.add(instance)
         for program, call in self.calls[instance].items():
             node = self.node_of[program, instance]
-            following = node.next_in_chain.get(call)
+            following = node.next_in_chain.get(call) if node.next_in_chain else None
             if following is not None:
                 self._call_ready(program, following)
             for key in self._keys(program, call):

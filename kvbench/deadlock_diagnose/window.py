@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 CHUNK = 4096
+PIECE = 256
 FIRST_WINDOW = 16_384
 TAIL_WINDOW = 50_000
 _SHIFTS = 64
@@ -222,8 +223,11 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
         skipped_chunks += 1
         before.update(counts)
         held = [next(iterator, None) for iterator in iterators]
+    skipped_calls = skipped_chunks * CHUNK
+    if not partial and all(chunk is not None and len(chunk[0]) == CHUNK for chunk in held):
+        skipped_calls += _trim(held, identity.communicators, tables, before)
     rest = [_rest(first, iterator) for first, iterator in zip(held, iterators, strict=True)]
-    skipped = [skipped_chunks * CHUNK for _ in rest]
+    skipped = [skipped_calls for _ in rest]
     builder = _Builder(identity, ranks, tables, rest, before)
     longest = max((len(one[0]) for one in rest), default=0)
     if partial:
@@ -262,8 +266,32 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
     return builder.window(programs, analysis, [one + start for one, start in zip(skipped, starts, strict=True)], notes)
 
 
+def _trim(
+    held: "list[tuple[Ints, Ints, Ints] | None]",
+    communicators: Sequence[Communicator],
+    tables: _Tables,
+    before: "Counter[int]",
+) -> int:
+    """Cuts off what ranks did alike at the start of the first chunk that differs; returns how many calls that is."""
+    for start in range(0, CHUNK, PIECE):
+        pieces = [None if chunk is None else _slice(chunk, start, start + PIECE) for chunk in held]
+        counts = _aligned(pieces, communicators, tables, PIECE)
+        if counts is None:
+            held[:] = [None if chunk is None else _slice(chunk, start, None) for chunk in held]
+            return start
+        before.update(counts)
+    return 0
+
+
+def _slice(chunk: "tuple[Ints, Ints, Ints]", start: int, stop: int | None) -> "tuple[Ints, Ints, Ints]":
+    return chunk[0][start:stop], chunk[1][start:stop], chunk[2][start:stop]
+
+
 def _aligned(
-    held: "Sequence[tuple[Ints, Ints, Ints] | None]", communicators: Sequence[Communicator], tables: _Tables
+    held: "Sequence[tuple[Ints, Ints, Ints] | None]",
+    communicators: Sequence[Communicator],
+    tables: _Tables,
+    length: int = CHUNK,
 ) -> Mapping[int, int] | None:
     """How many calls of each communicator a chunk holds, if all members agree call by call at the same positions.
 
@@ -271,7 +299,7 @@ def _aligned(
     """
     import numpy as np
 
-    if not held or any(chunk is None or len(chunk[0]) < CHUNK for chunk in held):
+    if not held or any(chunk is None or len(chunk[0]) < length for chunk in held):
         return None
     alike: dict[int, tuple[bytes, int]] = {}
     calls: dict[int, int] = {}
