@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST_ARGS ?=
 
-DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results/kv?size=1GiB'
+DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results?size=1GiB'
 DEMO_COMMAND := load-vs-recompute qwen3-0.6b --measure $(DEMO_TIERS) --tokens 256,1024,4096,16384
 
 .PHONY: demo test check samples gpu clean install
@@ -35,13 +35,14 @@ samples: $(INSTALLED)
 
 ## gpu: tests/live and the demo on this host's GPU, results into sample_reports/gpu/
 gpu: $(INSTALLED)
-	@nvidia-smi -L || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
+	@nvidia-smi -L 2>/dev/null || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make gpu: the torch in $(VENV) cannot use the GPU (a CPU build?); nothing was run"; exit 1; }
 	$(BIN)/pytest -m live tests/live
 	@mkdir -p demo-results sample_reports/gpu
-	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json --html sample_reports/gpu/load-vs-recompute.html \
-	  > sample_reports/gpu/load-vs-recompute.txt
+	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json
+	@echo "recorded load-vs-recompute: kvbench $(DEMO_COMMAND)" > sample_reports/gpu/commands.txt
+	$(BIN)/python sample_reports/regenerate.py sample_reports/gpu || true
 	@cat sample_reports/gpu/load-vs-recompute.txt
 
 ## clean: everything that make and the tools left behind, .venv included

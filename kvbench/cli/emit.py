@@ -6,16 +6,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.exit_codes import ExitCode
 from kvbench.core.errors import KvbenchError
 from kvbench.results.document import Document
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 PROGRESS_AFTER_S = 2.0
+PIPED_COLUMNS = 120
 
 Report = Callable[[str, float | None], None]
 """Tells what is being done, and which share (0 to 1) of the whole is behind; None where nobody knows."""
+
+
+def command_line() -> tuple[str, ...]:
+    """The command line of this process as a user would type it, for the document."""
+    return ("kvbench", *sys.argv[1:])
 
 
 def emit(
@@ -41,9 +50,7 @@ def emit(
         if as_json:
             sys.stdout.write(to_json(document))
         else:
-            from rich.console import Console
-
-            renderer(document.kind).terminal(document, Console(highlight=False))
+            renderer(document.kind).terminal(document, _console())
     for path in (out, html):
         if path is not None:
             note(f"saved {path}", quiet=quiet)
@@ -51,6 +58,14 @@ def emit(
         note("interrupted: the result holds what was measured until then", quiet=quiet)
         return ExitCode.FAILED
     return ExitCode.OK
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # Rich takes 80 columns for a pipe, where nobody knows the width; tables need more before they have to fold.
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=PIPED_COLUMNS if piped else None)
 
 
 @contextmanager

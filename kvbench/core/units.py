@@ -4,6 +4,7 @@ Values are in base units everywhere else: bytes, seconds, bytes per second, FLOP
 bandwidth in decimal GB/s, network links in Gbit/s.
 """
 
+import math
 import re
 
 from kvbench.core.errors import UsageError
@@ -16,8 +17,9 @@ GIGA = 1e9
 TERA = 1e12
 PETA = 1e15
 
-_BYTES = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BITS = {"bit": 1, "Kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
+_BINARY_BYTES = {"KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_BYTES = {"B": 1, **_BINARY_BYTES, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_BITS = {"bit": 1, "kbit": 10**3, "Kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _FLOP = {"FLOP": 1.0, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(\S*)\s*")
@@ -27,7 +29,13 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise UsageError(f"{what} {text!r} is not a number with a unit; write it like {example}")
-    return float(match[1]), match[2]
+    return _finite(float(match[1]), what, text, example), match[2]
+
+
+def _finite(value: float, what: str, text: str, example: str) -> float:
+    if not math.isfinite(value):
+        raise UsageError(f"{what} {text!r} is beyond any machine; write it like {example}")
+    return value
 
 
 def parse_bytes(text: str) -> int:
@@ -36,7 +44,10 @@ def parse_bytes(text: str) -> int:
     if unit not in _BYTES:
         hint = f"did you mean {text.strip()}iB or {text.strip()}B?" if f"{unit}iB" in _BYTES else "write it like 64MiB"
         raise UsageError(f"size {text!r} has unit {unit!r}, which is not one of {', '.join(_BYTES)}; {hint}")
-    size = value * _BYTES[unit]
+    digits = text.strip().removesuffix(unit).strip()
+    if digits.isdecimal():  # exact beyond 2**53, where a float is not
+        return int(digits) * _BYTES[unit]
+    size = _finite(value * _BYTES[unit], "size", text, "64MiB")
     if size != int(size):
         raise UsageError(f"size {text!r} is not a whole number of bytes; use a smaller unit")
     return int(size)
@@ -52,8 +63,8 @@ def parse_bandwidth(text: str) -> float:
         )
     rate = value * _BYTES[per_second] if per_second in _BYTES else value * _BITS[per_second] / 8
     if rate <= 0:
-        raise UsageError(f"bandwidth {text!r} must be above zero")
-    return rate
+        raise UsageError(f"bandwidth {text!r} must be above zero; write it like 50GB/s")
+    return _finite(rate, "bandwidth", text, "50GB/s")
 
 
 def parse_duration(text: str) -> float:
@@ -63,7 +74,7 @@ def parse_duration(text: str) -> float:
         raise UsageError(
             f"duration {text!r} has unit {unit!r}, which is not one of {', '.join(_SECONDS)}; write it like 100us"
         )
-    return value * _SECONDS[unit]
+    return _finite(value * _SECONDS[unit], "duration", text, "100us")
 
 
 def parse_flop_rate(text: str) -> float:
@@ -74,7 +85,7 @@ def parse_flop_rate(text: str) -> float:
         raise UsageError(
             f"compute rate {text!r} must be above zero FLOP per second; write it like 989e12 or 989TFLOP/s"
         )
-    return value * scale
+    return _finite(value * scale, "compute rate", text, "989e12 or 989TFLOP/s")
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...], digits: int) -> str:
@@ -132,3 +143,13 @@ def format_count(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:,.0f}"
+
+
+def seconds_from_ns(clock_ns: float) -> float:
+    """A difference of two `perf_counter_ns` readings in seconds."""
+    return clock_ns * 1e-9
+
+
+def seconds_from_ms(elapsed_ms: float) -> float:
+    """What a CUDA event timer returns, in seconds."""
+    return elapsed_ms * 1e-3

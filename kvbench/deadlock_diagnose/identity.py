@@ -45,6 +45,7 @@ class CommUse:
     ordinal: int | None = None
     color: str | None = None
     first_call: int | None = None
+    desc: str = ""
     key: Hashable = None
     comm: int = -1
     number: int = 0
@@ -169,6 +170,7 @@ def _called(actor: Actor, kind: Kind, at: int, current: dict[str, CommUse]) -> N
         use.first_call = at
     if kind.num_ranks is not None and use.size is None:
         use.size = kind.num_ranks
+    use.desc = use.desc or kind.get("desc") or ""
     if use.ended_at is not None and use.used_after_end is None:
         use.used_after_end = at
 
@@ -336,6 +338,7 @@ def _match(
                 use.rank = listed.index(actor.rank)
             by_key.setdefault(use.key, []).append((number, use))
     _add_silent_members(actors, by_key)
+    _add_members_of_unlisted_groups(actors, by_key, doubts)
     communicators: list[Communicator] = []
     uses: list[list[tuple[int, CommUse]]] = []
     unmatched: list[str] = []
@@ -372,6 +375,31 @@ def _add_silent_members(actors: Sequence[Actor], by_key: dict[Hashable, list[tup
                 use = CommUse(name=str(group[0][1].name), size=len(listed), rank=listed.index(rank), key=key, number=-1)
                 actors[numbers[0]].uses.append(use)
                 group.append((numbers[0], use))
+
+
+def _add_members_of_unlisted_groups(
+    actors: Sequence[Actor], by_key: dict[Hashable, list[tuple[int, CommUse]]], doubts: list[tuple[str, str, str]]
+) -> None:
+    """Gloo's dumps list no members. The default group holds all ranks; so does, as a guess, a group with one user."""
+    for key, group in by_key.items():
+        unlisted = isinstance(key, tuple) and key[0] == "name" and key[2] is None
+        desc = group[0][1].desc
+        if not unlisted or len(actors) < 2 or (desc != "default_pg" and len(group) > 1):
+            continue
+        present = {number for number, _ in group}
+        for number, actor in enumerate(actors):
+            if number not in present:
+                use = CommUse(name=group[0][1].name, key=key, number=-1)
+                actor.uses.append(use)
+                group.append((number, use))
+        if desc != "default_pg":
+            doubts.append(
+                (
+                    "guessed-members",
+                    f"the dumps list no members of group {group[0][1].name}, and one rank used it; all ranks were taken",
+                    "check that this group holds all ranks",
+                )
+            )
 
 
 _HOW = {
@@ -456,7 +484,8 @@ def _comm_name(key: tuple[Any, ...], group: Sequence[tuple[int, CommUse]], numbe
     if key[0] == "id":
         return f"{letter} (commId {str(key[1])[:12]}, {size} ranks)"
     if key[0] == "name":
-        return f"{use.name} ({size} ranks)"
+        desc = f"{use.desc}, " if use.desc not in {"", "undefined"} else ""
+        return f"{use.name} ({desc}{size} ranks)"
     if key[0] == "split":
         return f"{letter} (split {use.ordinal} colour {use.color} of {_parent_letter(use)}, {size} ranks)"
     return f"{letter} ({size} ranks)"

@@ -20,7 +20,9 @@ Point = tuple[float, float]
 
 # Colours that stay apart on white and on black, and for the common kinds of colour blindness (Okabe and Ito, 2008).
 _SVG_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a17c00", "#56b4e9")
+_TEXT_COLOURS = ("blue+", "green+", "magenta+", "cyan+", "orange+")  # red is for marked points
 _MARKS = "●□▲◇■○△◆"
+_LEGEND_GAP = "   "
 # Drawn in these and then replaced, so that text and grid follow the page's light or dark theme.
 _INK, _FAINT_INK = "#010203", "#010204"
 
@@ -88,8 +90,11 @@ def line_plot_svg(plot: LinePlot, *, width_inches: float = 8.0, height_inches: f
     return _embeddable(text.getvalue(), plot.title)
 
 
-def line_plot_text(plot: LinePlot, *, width: int, height: int = 20, colour: bool = False) -> str:
-    """The plot as lines of at most `width` characters; with `colour`, ANSI colours tell the series apart too."""
+def line_plot_text(plot: LinePlot, *, width: int, height: int = 18, colour: bool = False) -> str:
+    """The plot as lines of at most `width` characters; with `colour`, ANSI colours tell the series apart too.
+
+    The legend stands under the plot: inside, it would cover the lines as soon as there are a few of them.
+    """
     import plotext
 
     xs, ys = _values(plot)
@@ -98,24 +103,51 @@ def line_plot_text(plot: LinePlot, *, width: int, height: int = 20, colour: bool
     figure = plotext.figure
     figure.clear()
     figure.theme("simple" if colour else "colorless")
-    figure.canvas("default")
-    figure.plot_size(max(width, 40), height)
+    figure.canvas("default").legend(False).plot_size(max(width, 40), height)
+    legend: list[tuple[str, str]] = []
     for index, series in enumerate(plot.series):
-        _signal(figure, _drawable(series.points), _MARKS[index % len(_MARKS)], series.name, lines=not series.dots)
+        mark, ink = _MARKS[index % len(_MARKS)], _TEXT_COLOURS[index % len(_TEXT_COLOURS)]
+        _signal(figure, _drawable(series.points), plotext.marker(mark, ink), lines=not series.dots)
+        legend.append((f"{mark} {series.name}", ink))
     for vertical in plot.verticals:
         if vertical.x > 0:
-            figure.line(math.log10(vertical.x), "vertical", label=vertical.label)
-    for marked in plot.marked:
-        _signal(figure, _drawable([(marked.x, marked.y)]), "X", marked.label, lines=False)
-    for axis, side, ticks, form in (
-        ("x", "lower", plot.x_ticks or log_ticks(min(xs), max(xs)), plot.x_format),
-        ("y", "left", log_ticks(min(ys), max(ys)), plot.y_format),
+            figure.line(math.log10(vertical.x), "vertical")
+            legend.append((f"│ {vertical.label}", "default"))
+    for marked in _drawable_marks(plot):
+        _signal(figure, [(marked.x, marked.y)], plotext.marker("X", "red+"), lines=False)
+        legend.append((f"X {marked.label}", "red+"))
+    for axis, side, values, ticks, form in (
+        ("x", "lower", xs, plot.x_ticks or log_ticks(min(xs), max(xs)), plot.x_format),
+        ("y", "left", ys, log_ticks(min(ys), max(ys)), plot.y_format),
     ):
-        figure.ruler(axis, side).ticks([math.log10(tick) for tick in ticks], [form(tick) for tick in ticks])
+        # Without limits, plotext starts the axis at 10^0 as soon as a series has a single point beyond it.
+        low, high = math.log10(min(values)), math.log10(max(values))
+        ruler = figure.ruler(axis, side)
+        ruler.lim(low, high if high > low else low + 1)
+        inside = [tick for tick in ticks if min(values) * 0.999 <= tick <= max(values) * 1.001]
+        ruler.ticks([math.log10(tick) for tick in inside], [form(tick) for tick in inside])
     figure.title(plot.title).label(plot.x_label, "x").label(plot.y_label, "y")
     text = str(figure.build().string(not colour))
     figure.clear()
-    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+    lines = [line.rstrip() for line in text.splitlines()]
+    return "\n".join([*lines, *_legend_lines(legend, width, colour=colour)]).strip("\n")
+
+
+def _legend_lines(entries: Sequence[tuple[str, str]], width: int, *, colour: bool) -> list[str]:
+    """Entries of text and colour side by side, as many as fit a line."""
+    import plotext
+
+    lines: list[str] = []
+    used = width
+    for text, ink in entries:
+        drawn = str(plotext.colorize(text, ink).string()) if colour else text
+        if used + len(_LEGEND_GAP) + len(text) <= width:
+            lines[-1] += _LEGEND_GAP + drawn
+            used += len(_LEGEND_GAP) + len(text)
+        else:
+            lines.append(drawn)
+            used = len(text)
+    return lines
 
 
 def print_plot(plot: LinePlot, console: Console) -> None:
@@ -136,10 +168,10 @@ def log_ticks(low: float, high: float, most: int = 8) -> tuple[float, ...]:
     return inside[:: math.ceil(len(inside) / most)] if inside else (low,)
 
 
-def _signal(figure: Any, points: Sequence[Point], mark: str, label: str, *, lines: bool) -> None:
+def _signal(figure: Any, points: Sequence[Point], marker: Any, *, lines: bool) -> None:
     if points:
         xs, ys = [math.log10(x) for x, _ in points], [math.log10(y) for _, y in points]
-        figure.draw(figure.signal(xs, ys, marker=mark).label(label).lines(lines))
+        figure.draw(figure.signal(xs, ys, marker=marker).lines(lines))
 
 
 def _draw(plot: LinePlot, axes: "Axes") -> None:
@@ -197,4 +229,4 @@ def _drawable_marks(plot: LinePlot) -> list[MarkedPoint]:
 def _values(plot: LinePlot) -> tuple[list[float], list[float]]:
     points = [point for series in plot.series for point in _drawable(series.points)]
     points += [(marked.x, marked.y) for marked in _drawable_marks(plot)]
-    return [x for x, _ in points], [y for _, y in points]
+    return [x for x, _ in points] + [mark.x for mark in plot.verticals if mark.x > 0 and points], [y for _, y in points]

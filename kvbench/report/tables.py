@@ -15,6 +15,8 @@ Tone = Literal["good", "bad", "unsure", "neutral"]
 
 TONE_STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "neutral": "bold"}
 
+_LONG_CELL = 24
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
@@ -44,12 +46,17 @@ def rich_table(table: TextTable) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
         header_style="",
     )
     for index, column in enumerate(table.columns):
-        left = table.is_left(index)
+        # Only long texts give way on a narrow terminal; a number or a name in two halves cannot be read.
+        long = table.is_left(index) and any(len(row[index]) > _LONG_CELL for row in table.rows)
         drawn.add_column(
-            Text(column, style="bold"), justify="left" if left else "right", no_wrap=not left, overflow="fold"
+            Text(column, style="bold"),
+            justify="left" if table.is_left(index) else "right",
+            no_wrap=not long,
+            overflow="fold",
         )
     for index, row in enumerate(table.rows):
         drawn.add_row(*(Text(cell) for cell in row), style="bold" if index in table.highlight else None)

@@ -44,7 +44,7 @@ class SuspectRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One root of the hang. `model` names the queues that show it: of streams, of host order, or of one communicator."""
+    """One root of the hang. `model` names the queues that show it: of streams, of host order, or one communicator's."""
 
     kind: str
     strength: Strength

@@ -328,8 +328,8 @@ def test_members_without_data_are_unseen_and_not_missing(tmp_path: Path) -> None
 def test_one_process_that_drives_two_gpus_is_two_ranks(tmp_path: Path) -> None:
     lines = []
     for rank in range(2):
-        for line in coll_lines(one_comm([REDUCE, GATHER], [REDUCE, BROADCAST]), rank):
-            lines.append(line.replace(f":{1000 + rank}:", ":1000:"))
+        own = coll_lines(one_comm([REDUCE, GATHER], [REDUCE, BROADCAST]), rank)
+        lines += [line.replace(f":{1000 + rank}:", ":1000:") for line in own]
     write(tmp_path, both="\n".join(lines) + "\n")
     found = read(tmp_path)
     assert [one.rank for one in found.ranks] == ["rank 0", "rank 1"]
@@ -547,8 +547,9 @@ def test_a_fingerprint_mismatch_of_detail_mode_is_read(tmp_path: Path) -> None:
     line = (
         "RuntimeError: Detected mismatch between collectives on ranks. Rank "
         "1 is running collective: CollectiveFingerPrint(SequenceNumber=485, "
-        "OpType=ALLREDUCE, TensorShape=[25], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float (default))), but Rank 0 is running "
-        "collective: CollectiveFingerPrint(SequenceNumber=485, OpType=BROADCAST, TensorShape=[25], TensorDtypes=Float).Collectives differ in the following aspects: Op type"
+        "OpType=ALLREDUCE, TensorShape=[25], TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float "
+        "(default))), but Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=485, OpType=BROADCAST, "
+        "TensorShape=[25], TensorDtypes=Float).Collectives differ in the following aspects: Op type"
     )
     write(tmp_path, err=line + "\n")
     found = read(tmp_path)

@@ -215,11 +215,12 @@ def test_text_that_only_looks_like_nccl_is_counted_as_damaged(tmp_path: Path) ->
 
 def test_exit_codes_tell_the_four_answers_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = {}
-    for name, programs in (
-        ("divergence", WORLD.programs),
-        ("none", [[REDUCE], [REDUCE]]),
-        ("insufficient", [[], []]),
-    ):
+    inputs: dict[str, list[list[Op]]] = {
+        "divergence": WORLD.programs,
+        "none": [[REDUCE], [REDUCE]],
+        "insufficient": [[], []],
+    }
+    for name, programs in inputs.items():
         (tmp_path / name).mkdir()
         write_logs(World(comms=[(0, 1)], programs=programs), tmp_path / name)
         answers[name] = main(["deadlock-diagnose", str(tmp_path / name), "--quiet"])

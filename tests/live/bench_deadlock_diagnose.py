@@ -30,7 +30,8 @@ started = time.perf_counter()
 found = diagnose([Path(sys.argv[1])]).diagnosis
 seconds = time.perf_counter() - started
 own, workers = (resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-print(json.dumps({"seconds": seconds, "cpu": sum(os.times()[:4]), "peak_bytes": own + workers * len(os.sched_getaffinity(0)),
+print(json.dumps({"seconds": seconds, "cpu": sum(os.times()[:4]),
+  "peak_bytes": own + workers * len(os.sched_getaffinity(0)),
   "lines": sum(one.num_lines for one in found.files), "verdict": found.verdict[0], "kind": found.kind}))
 """
 
@@ -45,26 +46,26 @@ def write_logs(folder: Path, lines: int, ranks: int) -> None:
         with (folder / f"nccl.node1.{100 + rank}.log").open("w") as file:
             for number, comm in enumerate(comms):
                 file.write(
-                    f"{head}ncclCommInitRankConfig comm {comm} rank {rank} nranks {ranks} cudaDev {rank} nvmlDev {rank} "
-                    f"busId 1b000 commId 0x12345678abc{number} - Init COMPLETE\n"
+                    f"{head}ncclCommInitRankConfig comm {comm} rank {rank} nranks {ranks} cudaDev {rank} "
+                    f"nvmlDev {rank} busId 1b000 commId 0x12345678abc{number} - Init COMPLETE\n"
                 )
             for start in range(0, per_rank, 20_000):
                 block = []
                 for number in range(start, min(start + 20_000, per_rank)):
-                    comm = rng.randrange(COMMS)
+                    which = rng.randrange(COMMS)
                     op, count = rng.choice(OPS), rng.choice(COUNTS)
                     if rank == ranks - 1 and number == per_rank - 1000:
                         continue
                     block.append(
                         f"{head}{op}: opCount {number:x} sendbuff 0x7f2e{number * 4096 & 0xFFFFFFFF:08x} "
                         f"recvbuff 0x7f2f{number * 8192 & 0xFFFFFFFF:08x} count {count} datatype 9 op 0 root 0 "
-                        f"comm {comms[comm]} [nranks={ranks}] stream 0x56a0deadbe{comm:02x}\n"
+                        f"comm {comms[which]} [nranks={ranks}] stream 0x56a0deadbe{which:02x}\n"
                     )
                 file.write("".join(block))
 
 
 def write_nsys(folder: Path, kernels: int) -> None:
-    """Two exports that together hold `kernels` kernels, a tenth of them NCCL's; the second ends in another operation."""
+    """Two exports that hold `kernels` kernels, a tenth of them NCCL's; the second ends in another operation."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from tests.deadlock_diagnose.programs import SIDS, NsysFile, payload
 
@@ -120,14 +121,21 @@ def main() -> int:
         for _ in range(options.repeat):
             if options.lines:
                 started = time.perf_counter()
-                subprocess.run(["grep", "-c", "opCount", *map(str, folder.iterdir())], stdout=subprocess.PIPE, check=True)
+                subprocess.run(
+                    ["grep", "-c", "opCount", *map(str, folder.iterdir())], stdout=subprocess.PIPE, check=True
+                )
                 grep = time.perf_counter() - started
                 print(f"grep -c:  {grep:6.2f} s, {options.lines / grep / 1e6:6.2f} M lines/s")
             found = measure(folder)
             seconds, peak = float(str(found["seconds"])), float(str(found["peak_bytes"]))
-            amount = f"{options.lines / seconds / 1e6:6.2f} M lines/s" if options.lines else f"{options.kernels} kernels"
+            amount = (
+                f"{options.lines / seconds / 1e6:6.2f} M lines/s" if options.lines else f"{options.kernels} kernels"
+            )
             cpu = f"{float(str(found['cpu'])):.2f} CPU s"
-            print(f"diagnose: {seconds:6.2f} s, {amount}, {cpu}, load {os.getloadavg()[0]:.1f}, peak {peak / 2**20:.0f} MiB; {found['verdict']}")
+            print(
+                f"diagnose: {seconds:6.2f} s, {amount}, {cpu}, load {os.getloadavg()[0]:.1f}, "
+                f"peak {peak / 2**20:.0f} MiB; {found['verdict']}"
+            )
             if found["kind"] != expected:
                 print(f"wrong answer: {found['kind']}, expected {expected}")
                 return 1

@@ -1,0 +1,7 @@
+"""`python -m kvbench` is `kvbench`."""
+
+import sys
+
+from kvbench.cli.main import main
+
+sys.exit(main())
