@@ -105,8 +105,8 @@ def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[i
 
 def _nobody(cause: CoreCause) -> str:
     if cause.cycle:
-        return "no order has a majority, so neither side is to blame from the calls alone"
-    return "as many ranks stand on one side as on the other, so the calls alone do not say which is wrong"
+        return "no order has a majority"
+    return "as many ranks stand on one side as on the other"
 
 
 def _buffered(case: Case, cause: CoreCause) -> bool:
@@ -203,7 +203,8 @@ def _evidence(case: Case, cause: CoreCause) -> tuple[list[str], list[tuple[int, 
     notes: list[str] = []
     pairs: list[tuple[int, int]] = []
     instances = [wait.instance for wait in cause.cycle] or [cause.place]
-    for _, members in cause.camps:
+    suspects = {one.program for one in cause.suspects}
+    for _, members in sorted(cause.camps, key=lambda camp: suspects.isdisjoint(camp[1])):
         for program in members[:2]:
             found = [call for call in case.window.programs[program] if call.instance in instances]
             if not found:

@@ -242,11 +242,11 @@ def _verdict(
         more = f" ({len(main.causes) - 1} more below)" if len(main.causes) > 1 else ""
         first = f"DIVERGENCE, {cause.strength}, {cause.kind.replace('-', ' ')}: {cause.headline}.{more}"
         where = cause.evidence[0].place if cause.evidence else main.format
-        who = ", ".join(one.rank for one in cause.suspects[:6]) or f"nobody singled out, {cause.no_suspect_reason}"
-        stream = next(
-            (f" {one.message}." for one in main.findings if one.code in {"default-stream", "copy-without-event"}), ""
-        )
-        return (first, f"First shown at {where}; suspect: {who}.{stream}", f"Fix: {cause.fix}.")
+        suspects = ", ".join(one.rank for one in cause.suspects[:6])
+        who = f"suspect: {suspects}" if suspects else f"no suspect: {cause.no_suspect_reason}"
+        streams = [one.message for one in main.findings if one.code in {"default-stream", "copy-without-event"}]
+        stream = f" {streams[0].partition(':')[0]}." if streams and cause.cycle else ""
+        return (first, f"First shown at {where}; {who}.{stream}", f"Fix: {cause.fix}.")
     if status == "no-divergence" and main is not None:
         if main.case is not None and case is not None:
             size = (

@@ -396,7 +396,7 @@ def _add_members_of_unlisted_groups(
             doubts.append(
                 (
                     "guessed-members",
-                    f"the dumps list no members of group {group[0][1].name}, and one rank used it; all ranks were taken",
+                    f"the dumps list no members of group {group[0][1].name} and one rank used it; all were taken",
                     "check that this group holds all ranks",
                 )
             )

@@ -67,8 +67,8 @@ def _default_stream(case: Case) -> list[Finding]:
             why.append(f"{', '.join(case.labels(mixed[:3]))} also use another stream for it")
         who = case.labels(sorted(chosen)[:4])
         message = (
-            f"{call.signature.op} #{call.instance.index} of comm {case.comm(comm)} "
-            f"ran on the default stream of {', '.join(who)}: {'; '.join(why)}"
+            f"{call.signature.op} #{call.instance.index} of comm {case.short_comm(comm)} "
+            f"is on the default stream of {', '.join(who)}: {'; '.join(why)}"
         )
         pairs = [(one, calls[-1].position) for one, calls in sorted(chosen.items())][:3]
         findings.append(_finding(case, "default-stream", message, DEFAULT_REMEDY, pairs))

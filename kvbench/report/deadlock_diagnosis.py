@@ -75,8 +75,11 @@ def html(document: Document[DeadlockDiagnosis]) -> str:
     """The diagnosis as one page with the lanes drawn."""
     result = document.result
     details = [*result.verdict[1:]]
-    for number, cause in enumerate(result.causes, start=1):
-        details.append(f"Cause {number}, {cause.strength}, {cause.kind}: {cause.headline}")
+    details += [
+        f"Cause {number}, {cause.strength}, {cause.kind}: {cause.headline}"
+        for number, cause in enumerate(result.causes, start=1)
+        if number > 1
+    ]
     figures = (Figure(svg=_lanes(result), caption=_caption(result)),) if result.timeline else ()
     return page(
         document,

@@ -7,8 +7,8 @@ from typing import Literal
 
 State = Literal["ran", "waits", "queued", "conflict"]
 
-_LANE, _CALL, _GAP, _LEFT, _TOP = 46, 168, 10, 190, 34
-_CHARACTERS = 25
+_LANE, _CALL, _GAP, _LEFT, _TOP = 68, 168, 10, 190, 34
+_CHARACTERS = 24
 # Okabe and Ito's colours by communicator: apart on white and on black. The state is told by stroke and by a word.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a17c00", "#56b4e9")
 _STROKES: dict[State, str] = {
@@ -76,7 +76,7 @@ def swim_lanes_svg(boxes: Sequence[Box], arrows: Sequence[Arrow], *, title: str)
             f'<text x="{x + 6}" y="{y + 15}" fill="currentColor" font-weight="{600 if box.marked else 400}">'
             f"{escape(_short(box.title, _CHARACTERS))}</text>"
             f'<text x="{x + 6}" y="{y + 29}" fill="currentColor" '
-            f'fill-opacity=".75">{escape(_short(box.subtitle, _CHARACTERS + 3))}</text></g>'
+            f'fill-opacity=".75">{escape(_short(box.subtitle, _CHARACTERS + 2))}</text></g>'
         )
     known = [arrow for arrow in arrows if arrow.source in centres and arrow.target in centres]
     parts += [_arrow(centres[arrow.source], centres[arrow.target]) for arrow in known]
@@ -85,13 +85,15 @@ def swim_lanes_svg(boxes: Sequence[Box], arrows: Sequence[Arrow], *, title: str)
 
 
 def _arrow(source: tuple[float, float], target: tuple[float, float]) -> str:
+    """From box edge to box edge; those that go down keep left and those that go up keep right, so a ring shows."""
     (x1, y1), (x2, y2) = source, target
-    down = 18 if y2 > y1 else -18
-    bend = 26 if x1 == x2 else 0
+    down = 1 if y2 > y1 else -1
+    side = -28 * down
+    start, end = y1 + 19 * down, y2 - 20 * down
+    middle = (start + end) / 2
     return (
-        f'<path d="M{x1} {y1 + down} C{x1 + bend} {y1 + down * 1.7}, '
-        f'{x2 + bend} {y2 - down * 1.7}, {x2} {y2 - down}" fill="none" '
-        'stroke="currentColor" stroke-width="1.6" marker-end="url(#tip)"/>'
+        f'<path d="M{x1 + side} {start} C{x1 + side} {middle}, {x2 + side} {middle}, {x2 + side} {end}" fill="none" '
+        'stroke="currentColor" stroke-width="1.8" marker-end="url(#tip)"/>'
     )
 
 
