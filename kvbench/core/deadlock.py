@@ -285,7 +285,8 @@ def _by_alignment(
         "missing": "left this call out: its following calls agree with the others' when it is put back",
         "extra": "issued a call that the others did not: its following calls agree without it",
         "swapped": "issued two neighbouring calls in the other order",
-        "changed": "issued a different call here; its following calls agree",
+        "changed": "issued a different call here"
+        + ("; its following calls agree" if len(issued) > edit.at + 1 else ", and nothing after it"),
     }
     return Cause(
         kind=kinds[edit.kind],

@@ -23,6 +23,10 @@ FIXES = {
     "extra-call": (
         "remove the extra call, or let every rank issue it: a condition on local state must not add a collective"
     ),
+    "op-mismatch": (
+        "let every rank issue the same call here: a branch on local state took one rank elsewhere, or it left out or "
+        "added a call before"
+    ),
     "swapped-calls": "issue both calls in the same order on every rank",
     "field-mismatch": (
         "make the ranks agree on this call's arguments before they "

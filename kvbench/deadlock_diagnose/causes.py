@@ -98,7 +98,7 @@ def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[i
         no_suspect_reason="" if suspects else _nobody(cause),
         cycle=steps,
         evidence=tuple(lines),
-        fix=FIXES[cause.kind],
+        fix=FIXES["op-mismatch" if "op" in cause.fields and cause.kind == "field-mismatch" else cause.kind],
         source=case.source,
     )
 
@@ -212,7 +212,8 @@ def _evidence(case: Case, cause: CoreCause) -> tuple[list[str], list[tuple[int, 
             if not found:
                 found = list(case.window.programs[program][-1:])
             for call in found:
-                notes.append(f"{case.label(program)}: {call.signature} on stream {call.stream or '?'}")
+                on_stream = f" on stream {call.stream}" if call.stream is not None else ""
+                notes.append(f"{case.label(program)}: {call.signature}{on_stream}")
                 pairs.append((program, call.position))
     return notes, pairs
 

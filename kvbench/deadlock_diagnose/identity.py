@@ -484,8 +484,8 @@ def _comm_name(key: tuple[Any, ...], group: Sequence[tuple[int, CommUse]], numbe
     if key[0] == "id":
         return f"{letter} (commId {str(key[1])[:12]}, {size} ranks)"
     if key[0] == "name":
-        desc = f"{use.desc}, " if use.desc not in {"", "undefined"} else ""
-        return f"{use.name} ({desc}{size} ranks)"
+        desc = f":{use.desc.replace(' ', '-')}" if use.desc not in {"", "undefined"} else ""
+        return f"{use.name}{desc} ({size} ranks)"
     if key[0] == "split":
         return f"{letter} (split {use.ordinal} colour {use.color} of {_parent_letter(use)}, {size} ranks)"
     return f"{letter} ({size} ranks)"

@@ -291,6 +291,6 @@ def _cause(
         no_suspect_reason="" if suspects else "as many ranks stand on one side as on the other",
         cycle=(),
         evidence=tuple(Evidence(place=place, text=note) for place, note in zip(places, notes, strict=False)),
-        fix=FIXES[kind],
+        fix=FIXES["op-mismatch" if "op" in fields else kind],
         source=source,
     )

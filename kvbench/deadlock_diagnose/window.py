@@ -219,12 +219,12 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
     iterators = [rank.chunks() for rank in ranks]
     skipped_chunks, held = 0, [next(iterator, None) for iterator in iterators]
     before: Counter[int] = Counter()
-    while not partial and (counts := _aligned(held, identity.communicators, tables)) is not None:
+    while not partial and (counts := _aligned(held, identity.communicators, tables, CHUNK)) is not None:
         skipped_chunks += 1
         before.update(counts)
         held = [next(iterator, None) for iterator in iterators]
     skipped_calls = skipped_chunks * CHUNK
-    if not partial and all(chunk is not None and len(chunk[0]) == CHUNK for chunk in held):
+    if not partial and all(chunk is not None for chunk in held):
         skipped_calls += _trim(held, identity.communicators, tables, before)
     rest = [_rest(first, iterator) for first, iterator in zip(held, iterators, strict=True)]
     skipped = [skipped_calls for _ in rest]
@@ -291,7 +291,7 @@ def _aligned(
     held: "Sequence[tuple[Ints, Ints, Ints] | None]",
     communicators: Sequence[Communicator],
     tables: _Tables,
-    length: int = CHUNK,
+    length: int,
 ) -> Mapping[int, int] | None:
     """How many calls of each communicator a chunk holds, if all members agree call by call at the same positions.
 

@@ -11,7 +11,7 @@ from kvbench.results.deadlock_diagnosis import DeadlockDiagnosis
 from tests.deadlock_diagnose.programs import DTYPE_BYTES, FORMATS, Op, World, random_op, random_world
 
 SETTINGS = settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -26,8 +26,8 @@ def test_ranks_that_enter_cache_broadcast_and_forward_in_different_order_are_dia
     found = run(tmp_path, "inverted", 2)
     assert found.status == "divergence"
     assert found.causes[0].kind == "host-cycle", found.verdict
-    assert "waits in Broadcast #1 of comm 1" in found.verdict[0]
-    assert "waits in AllReduce #4 of comm 0" in found.verdict[0]
+    assert "waits in Broadcast #1 of comm 1:cache" in found.verdict[0]
+    assert "waits in AllReduce #4 of comm 0:default_pg" in found.verdict[0]
     assert any("gloo_program.py" in one.place for one in found.causes[0].evidence)
 
 

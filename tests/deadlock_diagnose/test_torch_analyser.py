@@ -65,7 +65,7 @@ def world_of(seed: int) -> tuple[World, random.Random]:
     return world, rng
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_both_find_nothing_in_a_valid_program(tmp_path: Path, seed: int) -> None:
     world, _ = world_of(seed)
     assert not theirs(world)
@@ -73,7 +73,7 @@ def test_both_find_nothing_in_a_valid_program(tmp_path: Path, seed: int) -> None
 
 
 @pytest.mark.parametrize("what", ["drop", "insert", "change", "swap"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_both_find_one_mutation_in_the_same_group_and_ours_names_one_rank(tmp_path: Path, seed: int, what: str) -> None:
     world, rng = world_of(seed)
     mutation = mutate(world, rng, what)
@@ -82,7 +82,7 @@ def test_both_find_one_mutation_in_the_same_group_and_ours_names_one_rank(tmp_pa
     mutated, rank, comm = mutation
     found, wrong = ours(mutated, tmp_path), theirs(mutated)
     assert found.status == "divergence"
-    assert found.causes[0].communicator.split(" ")[0] == str(comm)
+    assert found.causes[0].communicator.split(":")[0] == str(comm)
     assert wrong, "theirs sees it too"
     first = next(one for one in wrong if one.group == f"{comm}:{'default_pg' if comm == 0 else f'group_{comm}'}")
     # Ours may place it earlier: it sees a dropped call among equal ones by what stands between them on other groups.
