@@ -486,7 +486,8 @@ class _Pairs:
         if not pieces or b"\n" in first:
             return None
         get, middle = self.numbers.get, self.scanner.middle
-        found: list[int | None] = [get(piece[piece.find(b" count ", 10, middle) :]) for piece in pieces]
+        usual = max(pieces[0].find(b" count ", 10, middle), 0)  # the same for long stretches: buffers have fixed widths
+        found: list[int | None] = [get(piece[usual:]) for piece in pieces]
         if None in found and not self._learn(pieces, found, middle):
             return None
         head = self._head(first)

@@ -8,7 +8,11 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 CHUNK_CALLS = 65536
 
@@ -90,15 +94,22 @@ class ProcessLog:
         return f"{self.host}:{self.pid}" if self.host or self.pid else self.path
 
     def append(self, ids: "array[int]") -> None:
-        """Adds records, compressed."""
-        for start in range(0, len(ids), CHUNK_CALLS):
-            self.chunks.append(zlib.compress(ids[start : start + CHUNK_CALLS].tobytes(), 1))
+        """Adds records, compressed; the first byte of a chunk says how many bytes a number takes."""
+        import numpy as np
+
+        numbers = np.frombuffer(ids, dtype=np.uint32)
+        for start in range(0, len(numbers), CHUNK_CALLS):
+            part = numbers[start : start + CHUNK_CALLS]
+            width = 1 if int(part.max()) < 2**8 else 2 if int(part.max()) < 2**16 else 4
+            self.chunks.append(bytes([width]) + zlib.compress(part.astype(f"u{width}").tobytes(), 1))
         self.num_records += len(ids)
 
-    def records(self) -> "Iterator[array[int]]":
+    def records(self) -> "Iterator[npt.NDArray[np.uint32]]":
         """The kinds' numbers, chunk by chunk."""
+        import numpy as np
+
         for chunk in self.chunks:
-            yield array("I", zlib.decompress(chunk))
+            yield np.frombuffer(zlib.decompress(chunk[1:]), dtype=f"u{chunk[0]}").astype(np.uint32)
 
 
 class Progress(NamedTuple):

@@ -74,12 +74,10 @@ class Actor:
 
     def records(self) -> "Iterator[tuple[int, ProcessLog, npt.NDArray[np.uint32]]]":
         """(number of the first record, segment, kinds' numbers), chunk by chunk."""
-        import numpy as np
-
         at = 0
         for segment in self.segments:
             for ids in segment.records():
-                yield at, segment, np.frombuffer(ids, dtype=np.uint32)
+                yield at, segment, ids
                 at += len(ids)
 
     def use_of(self, name: str, at: int) -> CommUse | None:

@@ -55,7 +55,7 @@ def test_what_is_left_does_not_depend_on_the_order_of_ranks(
     order = list(range(len(programs)))
     rng.shuffle(order)
     for queues in ("streams", "program"):
-        left = fire(programs, comms, queues=queues)  # type: ignore[arg-type]
+        left = fire(programs, comms, queues=queues)
         other = fire(*reversed(renumbered(comms, programs, order)), queues=queues)  # type: ignore[arg-type]
         assert shape(left) == shape(other)
 
