@@ -3,11 +3,15 @@
 from kvbench.collectives.summary import Format
 
 FIXES = {
-    "order-cycle": (
+    "broadcast-cycle": (
         "give both collectives one order on every rank: issue the "
         "H2D copy and the cache broadcast on one load stream, let the "
         "forward stream wait on that stream's event, and enter cache "
         "broadcast and forward collective in the same order everywhere"
+    ),
+    "order-cycle": (
+        "enter these collectives in one order on every rank; different streams do not help when a rank's kernels or its "
+        "host wait for one of them"
     ),
     "host-cycle": (
         "give both collectives one order on every rank, and do not "

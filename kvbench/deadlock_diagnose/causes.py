@@ -98,9 +98,19 @@ def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[i
         no_suspect_reason="" if suspects else _nobody(cause),
         cycle=steps,
         evidence=tuple(lines),
-        fix=FIXES["op-mismatch" if "op" in cause.fields and cause.kind == "field-mismatch" else cause.kind],
+        fix=FIXES[_fix(case, cause)],
         source=case.source,
     )
+
+
+def _fix(case: Case, cause: CoreCause) -> str:
+    if cause.kind == "field-mismatch" and "op" in cause.fields:
+        return "op-mismatch"
+    if cause.kind == "order-cycle" and any(
+        case.operation(wait.instance).startswith("Broadcast") for wait in cause.cycle
+    ):
+        return "broadcast-cycle"
+    return cause.kind
 
 
 def _nobody(cause: CoreCause) -> str:
@@ -278,9 +288,9 @@ def consequences(case: Case, limit: int = 12) -> tuple[str, ...]:
     for instance in later:
         by_comm.setdefault(instance.comm, []).append(instance)
     lines = []
-    for comm, instances in list(by_comm.items())[:limit]:
+    for instances in list(by_comm.values())[:limit]:
         more = f" and {len(instances) - 1} later calls" if len(instances) > 1 else ""
-        lines.append(f"{case.operation(instances[0])}{more} cannot run on comm {case.short_comm(comm)}")
+        lines.append(f"{case.operation(instances[0])}{more} cannot run")
     if len(by_comm) > limit:
         lines.append(f"and calls of {len(by_comm) - limit} more communicators")
     return tuple(lines)

@@ -198,7 +198,7 @@ def _counts(comm: str, op: str, ranks: dict[int, _Rank], source: str) -> Cause |
     usual = max(counts.values()) if tie else ordered[0][0]
     behind = sorted(rank for rank, count in counts.items() if count < usual)
     ahead = sorted(rank for rank, count in counts.items() if count > usual)
-    what = f"{op} of {comm}" if op else f"collective of {comm or 'the process group'}"
+    what, where = op or "collective", comm or "the process group"
     by_count: dict[int, list[int]] = defaultdict(list)
     for rank, count in sorted(counts.items()):
         by_count[count].append(rank)
@@ -206,17 +206,20 @@ def _counts(comm: str, op: str, ranks: dict[int, _Rank], source: str) -> Cause |
         Camp(did=f"issued {count}" if count >= 0 else "never issued one", ranks=tuple(_label(rank) for rank in who))
         for count, who in sorted(by_count.items(), key=lambda one: -len(one[1]))
     )
-    places = [ranks[who[0]].place for who in by_count.values()]
-    notes = [f"issued {count}" for count in by_count]
+    odd_first = sorted(by_count, key=lambda count: count == usual)
+    places = [ranks[by_count[count][0]].place for count in odd_first]
+    notes = [f"{_label(by_count[count][0])} issued {count}" for count in odd_first]
     # A dump signal counts from 1 and -1 stands for none, so the first call that is missing follows the lowest count.
     if ahead and not behind:
         text = (
-            f"{', '.join(map(_label, ahead[:4]))} issued {what} #{usual + 1}, which "
+            f"{', '.join(map(_label, ahead[:4]))} issued {what} #{usual + 1} of {where}, which "
             "the others did not: an extra call there rather than a missing one here"
         )
         suspects = tuple(SuspectRank(rank=_label(rank), reason="issued more calls than most ranks") for rank in ahead)
         return _cause("extra-call", "possible", text, comm, usual + 1, camps, suspects, places, notes, source, ())
-    text = f"{', '.join(map(_label, behind[:4]))} never entered {what} #{max(low, 0) + 1}, where the others wait"
+    text = (
+        f"{', '.join(map(_label, behind[:4]))} never entered {what} #{max(low, 0) + 1} of {where}, and the others wait"
+    )
     suspects = (
         ()
         if tie and len(counts) == 2 and ahead

@@ -37,8 +37,8 @@ def _calls_by_comm(case: Case) -> dict[int, dict[int, list[Call]]]:
 def _default_stream(case: Case) -> list[Finding]:
     """A collective on the default stream whose peers, earlier calls, or place in a cycle say that it should not be."""
     in_cycle = {wait.instance for cause in case.window.analysis.causes for wait in cause.cycle}
-    broadcasts = {one for one in in_cycle if case.operation(one).startswith("Broadcast")}
-    in_cycle = broadcasts or in_cycle  # of a cache broadcast and a forward collective, the broadcast is the one to move
+    # Of a cache broadcast and a forward collective that wait for each other, the broadcast is the one to move.
+    in_cycle = {one for one in in_cycle if case.operation(one).startswith("Broadcast")}
     findings = []
     for comm, programs in sorted(_calls_by_comm(case).items()):
         on_default = {

@@ -93,9 +93,13 @@ def html(document: Document[DeadlockDiagnosis]) -> str:
 
 
 def _caption(result: DeadlockDiagnosis) -> str:
-    return "Calls around the first divergence in each rank's host order. " + (
-        "The arrows close a ring: none of these calls can ever run." if result.causes and result.causes[0].cycle else ""
+    words = (
+        "Calls around the first divergence in each rank's host order. "
+        "Thick: entered, and waits; dashed: behind it in a queue, "
+        "or in conflict; pale: ran. An arrow leads to the call that holds the rank which is waited for."
     )
+    ring = bool(result.causes) and len(result.causes[0].cycle) > 0 and result.causes[0].strength == "certain"
+    return f"{words} The arrows close a ring: none of these calls can ever run." if ring else words
 
 
 def _lanes(result: DeadlockDiagnosis) -> str:

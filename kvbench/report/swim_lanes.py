@@ -106,8 +106,6 @@ def _legend(groups: Sequence[str], y: int) -> str:
         )
         parts.append(f'<text x="{x + 17}" y="{y}" fill="currentColor">{escape(_short(group, 24))}</text>')
         x += 36 + 7 * min(len(group), 24)
-    words = "thick: entered, waits;  dashed: behind it in a queue;  pale: ran;  arrow: waits for the rank held there"
-    parts.append(f'<text x="{x}" y="{y}" fill="currentColor" fill-opacity=".75">{words}</text>')
     return "".join(parts)
 
 
