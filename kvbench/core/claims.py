@@ -68,6 +68,23 @@ def check_tail(shares: tuple[MixShare, ...]) -> tuple[Warning_, ...]:
     )
 
 
+def check_slow_hits(shares: tuple[MixShare, ...]) -> tuple[Warning_, ...]:
+    """A hit that takes longer than a miss is one the engine should not take."""
+    miss_s = next((share.t_s for share in shares if share.tier == "miss"), None)
+    return tuple(
+        Warning_(
+            code="hit-slower-than-miss",
+            message=(
+                f"a hit in {share.tier} takes {format_duration(share.t_s)}, recomputing takes "
+                f"{format_duration(miss_s)}; E[T] charges the hit"
+            ),
+            remedy=f"recompute instead of loading from {share.tier} at this length, or count its share as a miss",
+        )
+        for share in shares
+        if miss_s is not None and share.probability_ratio > 0 and share.t_s > miss_s
+    )
+
+
 def check_bytes_per_token(claimed_bytes: int, exact_bytes: Sequence[int], model: str) -> tuple[Warning_, ...]:
     """A claimed cache size per token against those the config gives: averages, and what one more token adds."""
     if any(abs(claimed_bytes - exact) <= SIZE_TOLERANCE * exact for exact in exact_bytes):

@@ -147,7 +147,8 @@ class Comparison:
     def break_even_bytes_per_s(self) -> float | None:
         """B*: bandwidth at which loading takes as long as recomputing; None if the rest alone takes longer.
 
-        D/(T_recompute - latency); by bisection where queue or overlap change with the bandwidth too.
+        D/(T_recompute - latency); by bisection where queue or overlap change with the bandwidth too, and never below
+        the bandwidth at which `loads_per_s` keep the path too busy for a verdict.
         """
         budget_s = self.t_recompute_s - self.latency_s
         if budget_s <= 0 and self.suffix_layer_s == 0:
@@ -160,19 +161,18 @@ class Comparison:
         for _ in range(100):
             middle = (low * high) ** 0.5
             low, high = (low, middle) if self._at_bandwidth(middle).ratio >= 1 else (middle, high)
-        return high
+        if self.loads_per_s == 0:
+            return high
+        wire_budget_s = MAX_UTILISATION / self.loads_per_s - self.latency_s
+        return max(high, self.load_bytes / wire_budget_s) if wire_budget_s > 0 else None
 
     def _at_bandwidth(self, bytes_per_s: float) -> "Comparison":
         return self.with_factors(bandwidth=bytes_per_s / self.bytes_per_s)
 
-    def smallest_useful_tokens(self) -> float | None:
-        """N_min = (T_fixed + D_const/B - T_start) / (t_rec - κ/B) at N → 0.
-
-        None if a token loads slower than it computes. Taken on a short prefix, where every layer's cache still grows.
-        """
-        gain_s = self.linear_s - self.bytes_per_token / self.bytes_per_s
-        fixed_s = self.queue_s + self.latency_s + self.const_bytes / self.bytes_per_s - self.start_s
-        return max(0.0, fixed_s / gain_s) if gain_s > 0 and isfinite(fixed_s) else None
+    def most_loads_per_s(self) -> float:
+        """λ at which the path is as busy as a verdict allows: MAX_UTILISATION / (latency + wire)."""
+        service_s = self.latency_s + self.wire_s
+        return MAX_UTILISATION / service_s if service_s > 0 else inf
 
     def with_factors(self, *, bandwidth: float = 1.0, compute: float = 1.0) -> "Comparison":
         """The same prefix at other speeds."""

@@ -71,13 +71,13 @@ def shared_buffer_rate(limits: LinkLimits, *, ranks: int, tier: TierSpeed | None
     """
     on_uplink = min(limits.ranks_per_uplink, ranks)
     remote = ranks * (limits.sockets - 1) / limits.sockets
-    home = limits.home_socket if limits.home_socket is not None else limits.host_total
+    home_name, home = ("home socket", limits.home_socket) if limits.home_socket else ("host memory", limits.host_total)
     return _slowest(
         {
             **dict([tier.limit(ranks)] if tier else []),
             "pcie": limits.pcie,
             _shared("uplink", on_uplink): _divided(limits.uplink, on_uplink),
-            _shared("home socket", ranks): _divided(home, ranks),
+            _shared(home_name, ranks): _divided(home, ranks),
             _shared("inter-socket link", remote): _divided(limits.inter_socket, remote) if remote else None,
             _shared("storage", ranks): _divided(limits.storage_total, ranks),
         }

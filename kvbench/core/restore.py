@@ -29,7 +29,7 @@ class Restore:
 
     Copies and bytes are per group of g ranks: `host_copies` replicas kept in host memory, `node_h2d_bytes` and
     `node_d2h_bytes` over PCIe for one load and one store, `gpu_gpu_bytes` received over the GPU fabric,
-    `l1_rank_ratio` of one replica kept per GPU. `t_s` is None where a rate it needs is unknown, with the reason.
+    `l1_rank_ratio` of a rank's whole cache kept on its GPU. `t_s` is None where a rate is unknown, with the reason.
     """
 
     name: str
@@ -92,7 +92,7 @@ def restore_options(
             node_d2h_bytes=host * d + g * private_bytes,
             node_h2d_bytes=h2d * d + g * private_bytes,
             gpu_gpu_bytes=gpu * d,
-            l1_rank_ratio=l1,
+            l1_rank_ratio=(l1 * d + private_bytes) / (d + private_bytes),
         )
 
     def collective(t_load_s: float, received_bytes: float) -> float | None:

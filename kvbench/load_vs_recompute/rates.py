@@ -60,7 +60,7 @@ def model_rates(scenario: Scenario, weight_dtype: str, *, has_index: bool) -> Ra
             allgather_bytes_per_s=priors.allgather_bytes_per_s,
             expert_imbalance=scenario.expert_imbalance,
         )
-        inputs += _prior_inputs(priors)
+        inputs += _prior_inputs(priors, dtype)
         notes = (*((note,) if note else ()), *priors.notes)
     else:
         mfu = scenario.efficiency
@@ -107,10 +107,10 @@ def _typed(source: str) -> Origin:
     return Origin(provenance="modelled", source=source)
 
 
-def _prior_inputs(priors: EfficiencyPriors) -> list[Input]:
+def _prior_inputs(priors: EfficiencyPriors, dtype: str) -> list[Input]:
     rows = (
-        ("gemm_efficiency", "gemm_ratio", "ratio", _AICONFIGURATOR, "T = F_dense/(η·P)"),
-        ("moe_efficiency", "moe_ratio", "ratio", _AICONFIGURATOR, "T = F_moe·λ_e/(η·P)"),
+        (f"gemm_efficiency_{dtype}", "gemm_ratio", "ratio", _AICONFIGURATOR, "T = F_dense/(η·P)"),
+        (f"moe_efficiency_{dtype}", "moe_ratio", "ratio", _AICONFIGURATOR, "T = F_moe·λ_e/(η·P)"),
         ("attention_efficiency_max", "attention_max_ratio", "ratio", _AICONFIGURATOR, "η = η_max·N/(N + N_half)"),
         ("attention_half_tokens", "attention_half_tokens", "tokens", _AICONFIGURATOR, "η = η_max·N/(N + N_half)"),
         ("allreduce_bus_rate", "allreduce_bytes_per_s", "B/s", _BUS_RATES, "t = 2(n-1)/n·bytes / rate"),

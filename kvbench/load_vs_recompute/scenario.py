@@ -20,7 +20,8 @@ FlopsMode = Literal["exact", "active-params"]
 RankWork = Literal["exact", "even"]
 
 # Tiers whose medium is one per host, so that ranks loading at once divide it; DRAM rates are per rank (the PCIe path).
-SHARED_TIERS = ("file", "remote")
+LOCAL_STORAGE = ("file", "nvme", "ssd", "disk")
+SHARED_TIERS = ("file", "nvme", "ssd", "disk", "remote", "s3", "redis", "mooncake", "nfs")
 
 _LIMIT_NAMES: tuple[LimitName, ...] = (
     "pcie",

@@ -27,6 +27,7 @@ LOAD_OVERHEAD = 1.36
 LOWEST_MFU = 0.25
 
 _CURVE_LOW, _CURVE_HIGH = 64, 131072
+_LONGEST_SEARCH = 1 << 20
 
 
 class RecomputeTime(Protocol):
@@ -116,6 +117,11 @@ class Series:
         return max(1, *stages)
 
     @cached_property
+    def row_layers(self) -> int:
+        """Layers of the busiest stage that hold rows: the chunks a pipelined restore moves through collectives."""
+        return max(1, *(sum(group.layers for group in stage.rows) for stage in self.layout.stages))
+
+    @cached_property
     def _bytes_per_token(self) -> float:
         return self.layout.bytes_per_token()
 
@@ -140,7 +146,7 @@ class Series:
             replica_bytes=replica_bytes,
             ranks=self.identical_ranks,
             limits=replace(self.limits, alpha_h2d_s=self.latency_s),
-            chunks=self.cached_layers,
+            chunks=self.row_layers,
             concurrent_ranks=self.concurrent_ranks,
             tier=self.tier_speed,
             imbalance=hashed_imbalance(self.identical_ranks, -(-cache.tokens // page)) if page else 1.0,
@@ -196,13 +202,17 @@ class Series:
         return self.recompute.stage_seconds(new, cached) / self.cached_layers
 
     @cached_property
-    def smallest_useful_tokens(self) -> float | None:
-        """N_min, below which the fixed cost of a load alone loses."""
-        shortest = self._shortest_window_tokens
-        short = self.comparison(min(256, shortest or 256)).smallest_useful_tokens()
-        if shortest is None or (short is not None and short <= shortest):
-            return short
-        return self.comparison(max(32768, 2 * shortest)).smallest_useful_tokens()
+    def smallest_useful_tokens(self) -> int | None:
+        """The first prefix length at which loading is no slower; None if there is none up to a million tokens.
+
+        With linear compute and no constant bytes it is T_fixed / (t_rec - κ/B).
+        """
+        low = 1
+        while low <= _LONGEST_SEARCH and self.comparison(low).ratio < 1:
+            low *= 2
+        if low > _LONGEST_SEARCH:
+            return None
+        return smallest(lambda n: self.comparison(n).ratio >= 1, low=low // 2 + 1, high=low)
 
     def point(self, tokens: int, suffix_tokens: int = 0) -> Point:
         """Everything about one prefix length."""
@@ -239,7 +249,9 @@ class Series:
             t_load_queue_s=_finite(comparison.queue_s),
             t_load_overlap_s=comparison.hidden_s,
             t_load_s=_finite(comparison.t_load_s),
+            t_suffix_s=self.recompute.seconds(suffix_tokens, tokens),
             layer_load_s=layer_load_s,
+            most_loads_per_s=comparison.most_loads_per_s(),
             **self._recompute_fields(tokens),
             break_even_bytes_per_s=comparison.break_even_bytes_per_s(),
             smallest_useful_tokens=self.smallest_useful_tokens,
@@ -276,6 +288,8 @@ class Series:
             "node_bytes_all_replicas": cache.node_bytes * p.dp_attention,
             "unique_bytes": cache.unique_bytes,
             "replicas": cache.replicas,
+            "host_bytes_per_token": cache.node_bytes / cache.tokens,
+            "shared_host_bytes_per_token": cache.unique_bytes / cache.tokens,
             "index_bytes": cache.index_bytes,
             "state_bytes": cache.state_bytes,
         }
@@ -327,7 +341,7 @@ class Series:
         floor_s = self.floor.seconds(tokens) if self.floor else None
         active_s = None
         if self.floor is not None and self._rule_of_thumb is not None:
-            active_s = replace(self.floor, stages=(self._rule_of_thumb,)).seconds(tokens)
+            active_s = replace(self.floor, stages=(self._rule_of_thumb,) * self.parallelism.pp).seconds(tokens)
         return {
             "t_recompute_s": t_s,
             "t_recompute_floor_s": floor_s,
@@ -338,7 +352,7 @@ class Series:
             "t_recompute_index_s": parts.index_s if parts else None,
             "t_recompute_comm_s": parts.comm_s if parts else None,
             "t_recompute_bubble_s": parts.bubble_s if parts else None,
-            "mfu_ratio": floor_s / t_s if floor_s and t_s else None,
+            "mfu_ratio": self.floor.stage_seconds(tokens) / t_s if self.floor and t_s else None,
         }
 
     def _doubt(self, comparison: Comparison, tokens: int) -> tuple[float | None, float | None, bool]:
@@ -355,7 +369,9 @@ class Series:
             fast, slow = 1 + doubt, 1 / (1 + doubt)
         worst = comparison.with_factors(bandwidth=1 / LOAD_OVERHEAD, compute=fast)
         best = comparison.with_factors(compute=slow)
-        sure = worst.verdict() == best.verdict() == comparison.verdict()
+        # A load that a split might still beat is surely a load rather than a recompute.
+        decide = Comparison.verdict if comparison.verdict() == "split" else Comparison.whole_verdict
+        sure = decide(worst) == decide(best) == decide(comparison)
         return _finite(worst.ratio), _finite(best.ratio), sure
 
     def _flip_value(self, flip: Flip, comparison: Comparison) -> float:

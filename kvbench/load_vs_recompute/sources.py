@@ -9,7 +9,7 @@ from kvbench.core.gpu import Gpu
 from kvbench.core.links import LinkLimits
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.core.units import format_bandwidth
-from kvbench.load_vs_recompute.scenario import SHARED_TIERS, TierRate
+from kvbench.load_vs_recompute.scenario import LOCAL_STORAGE, SHARED_TIERS, TierRate
 from kvbench.results.document import Document
 from kvbench.results.host_paths import Limit, MeasuredPath
 
@@ -102,7 +102,7 @@ def link_limits(limits: Sequence[Limit], tier: TierRate) -> LinkLimits:
         uplink=values.get("uplink"),
         ranks_per_uplink=int(values.get("ranks_per_uplink", 1)),
         host_total=values.get("host_total"),
-        storage_total=values.get("storage_total") if tier.name == "file" else None,
+        storage_total=values.get("storage_total") if tier.name in LOCAL_STORAGE else None,
         home_socket=values.get("home_socket"),
         inter_socket=values.get("inter_socket"),
         sockets=int(values.get("sockets", 1)),
@@ -158,13 +158,14 @@ def check_measured_tiers(tiers: Sequence[TierRate], ranks: int, *, on_gpu: bool)
                     remedy="measure it on a host with that GPU, or compare on this host with --measure",
                 )
             )
+        given = "a share of the measured rate" if tier.shared else "all of the measured rate, within the known limits"
         if tier.measured_concurrency is not None and ranks > tier.measured_concurrency:
             warnings.append(
                 Warning_(
                     code="measured-with-fewer-loads",
                     message=(
                         f"tier {tier.name} was measured with {tier.measured_concurrency} loads in flight, but {ranks} "
-                        "ranks load at once; each is given the measured rate, within the known limits"
+                        f"ranks load at once; each is given {given}"
                     ),
                     remedy="measure with that many loads at once, or give --limit host_total=… and storage_total=…",
                 )

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
 
+from kvbench.catalogue.huggingface import is_known
 from kvbench.catalogue.models import CatalogueEntry
 from kvbench.core.claims import (
     check_bytes_per_token,
     check_request_rate,
     check_shares,
+    check_slow_hits,
     check_tail,
     expected_time_s,
     mix,
@@ -45,6 +47,8 @@ from kvbench.results.load_vs_recompute import (
     Skipped,
 )
 from kvbench.results.prefill import PrefillMeasurement
+
+GPUS_PER_NODE = 8  # of an HGX board, the usual NVLink domain; NVL72 racks hold more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,17 @@ class _Run:
                     remedy="lower --loads-per-s, or give a faster tier",
                 )
             )
+        if series.parallelism.ranks > GPUS_PER_NODE:
+            self.warn(
+                Warning_(
+                    code="more-than-one-node",
+                    message=(
+                        f"{series.parallelism.label()} has {series.parallelism.ranks} ranks; they are taken to share "
+                        "one host's storage and one NVLink domain"
+                    ),
+                    remedy="for several nodes give the tier `per-rank` and --limit collective=… of the slowest link",
+                )
+            )
         on_gpu = scenario.prefill is None
         self.warn(*check_measured_tiers((series.tier,), series.concurrent_ranks, on_gpu=on_gpu))
         if scenario.concurrent_ranks is not None and scenario.concurrent_ranks < series.loading_ranks:
@@ -242,6 +257,17 @@ class _Run:
                     remedy="the arithmetic holds, the model's answers may not",
                 )
             )
+        if not is_known(model.architecture):
+            self.warn(
+                Warning_(
+                    code="assumed-architecture",
+                    message=(
+                        f"{model.architecture} is not known; every layer of {model.name} was taken as --assume says "
+                        f"({', '.join(f'{count} {kind}' for kind, count in model.layer_kinds().items())})"
+                    ),
+                    remedy="check that number against the model card; windows and other layouts would make it smaller",
+                )
+            )
         has_state = any(isinstance(mixer, RecurrentState) for mixer in model.mixers())
         if scenario.kv_formats[0].state_dtype is not None and not has_state:
             self.warn(
@@ -266,7 +292,7 @@ class _Run:
             hit = [name for name, share in scenario.hit_shares.items() if share > 0]
             if hit and all(isfinite(times[name]) for name in hit):
                 shares = mix(scenario.hit_shares, times)
-                self.warn(*check_tail(shares))
+                self.warn(*check_tail(shares), *check_slow_hits(shares))
                 self.expected.append(
                     ExpectedTime(
                         model=first.model.name,

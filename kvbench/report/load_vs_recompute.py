@@ -13,7 +13,7 @@ from kvbench.report.tables import print_notes, print_tables, print_verdict
 from kvbench.results.document import Document
 from kvbench.results.load_vs_recompute import Curve, LoadVsRecomputeResult
 
-_MOST_ROWS, _MOST_FIGURES = 40, 8
+_MOST_ROWS, _MOST_FIGURES, _WIDE = 40, 8, 100
 
 
 def terminal(document: Document[LoadVsRecomputeResult], console: Console) -> None:
@@ -22,7 +22,7 @@ def terminal(document: Document[LoadVsRecomputeResult], console: Console) -> Non
     text, tone, details = verdict(result)
     print_verdict(text, console, tone=tone, details=details)
     console.print()
-    print_tables([comparison(result, _MOST_ROWS)], console)
+    print_tables([comparison(result, _MOST_ROWS, wide=console.width >= _WIDE)], console)
     for plot in _plots(result)[:1]:
         print_plot(plot, console)
         console.print()
@@ -64,6 +64,7 @@ def _plots(result: LoadVsRecomputeResult) -> list[LinePlot]:
 
 def _plot(name: str, curves: Sequence[Curve]) -> LinePlot:
     series, marked = [], []
+    goal = "before the first token" if curves[0].suffix_tokens else "to have the prefix in device memory"
     first = curves[0]
     series.append(Series(name="recompute", points=_xy(first.tokens, first.t_recompute_s), dashed=True))
     for curve in curves:
@@ -75,7 +76,7 @@ def _plot(name: str, curves: Sequence[Curve]) -> LinePlot:
     if len(curves) == 1 and first.split_t_s != first.t_load_s:
         series.append(Series(name="split", points=_xy(first.tokens, first.split_t_s), dashed=True))
     return LinePlot(
-        title=f"{name}: time to have the prefix in device memory",
+        title=f"{name}: time {goal}",
         x_label="prefix tokens",
         y_label="time",
         series=tuple(series),

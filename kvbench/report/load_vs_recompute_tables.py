@@ -23,15 +23,15 @@ from kvbench.report.tables import TextTable
 from kvbench.results.load_vs_recompute import Input, LoadVsRecomputeResult, ModelSummary, Point
 
 
-def comparison(result: LoadVsRecomputeResult, most_rows: int) -> TextTable:
-    """One row per point; what all points share stands in the title."""
+def comparison(result: LoadVsRecomputeResult, most_rows: int, *, wide: bool = True) -> TextTable:
+    """One row per point; what all points share stands in the title, and B* only where there is room."""
     shown = result.points[:most_rows]
     hidden = len(result.points) - len(shown)
-    names = ("model", "tokens", "layout", "tier", "bytes/rank", "load", "recompute", "ratio", "split", "verdict")
+    names = ("model", "tokens", "layout", "tier", "bytes/rank", "load", "recompute", "ratio", "split", "B*", "verdict")
     rows = [_comparison_row(point) for point in shown]
     shared = [i for i in (0, 2, 3) if len({row[i] for row in rows}) == 1]
     common = ", ".join([*(rows[0][i] for i in shared if rows), f"{result.gpu}, efficiency {result.efficiency}"])
-    kept = [i for i in range(len(names)) if i not in shared]
+    kept = [i for i, name in enumerate(names) if i not in shared and (wide or name != "B*")]
     return TextTable(
         title=common,
         columns=tuple(names[i] for i in kept),
@@ -53,6 +53,7 @@ def _comparison_row(point: Point) -> tuple[str, ...]:
         format_duration(point.t_recompute_s),
         "–" if point.t_load_s is None else times_text(point.ratio),
         duration_text(point.split_t_s),
+        "–" if point.break_even_bytes_per_s is None else format_bandwidth(point.break_even_bytes_per_s),
         WORDS[point.verdict].lower() + ("" if point.sure or point.verdict in ("no_verdict", "too_close") else " ?"),
     )
 
@@ -120,6 +121,8 @@ def _detail_column(p: Point) -> dict[str, str]:
         "bytes on all ranks": format_bytes(p.node_bytes),
         "unique bytes": format_bytes(p.unique_bytes),
         "copies of each byte": f"{p.replicas:.3g}",
+        "host memory per token, per-rank": format_bytes(p.host_bytes_per_token),
+        "host memory per token, shared": format_bytes(p.shared_host_bytes_per_token),
         "  of a rank: index key": format_bytes(p.index_bytes) if p.index_bytes else "",
         "  of a rank: recurrent state": format_bytes(p.state_bytes) if p.state_bytes else "",
         "FLOP linear": format_flop(p.flops_linear),

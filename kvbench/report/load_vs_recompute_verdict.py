@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from kvbench.core.compare import CLOSE_RATIO, Verdict
 from kvbench.core.units import format_bandwidth, format_bytes, format_duration, format_flop
 from kvbench.report.tables import Tone
-from kvbench.results.load_vs_recompute import LoadVsRecomputeResult, Point
+from kvbench.results.load_vs_recompute import Curve, LoadVsRecomputeResult, Point
 
 WORDS: dict[Verdict, str] = {
     "load": "Load",
@@ -48,9 +48,14 @@ def verdict(result: LoadVsRecomputeResult) -> tuple[str, Tone, list[str]]:
     verdicts = {point.verdict for point in points}
     if len(verdicts) == 1:
         return _common_verdict(points), TONES[points[0].verdict], details
-    counts = Counter(point.verdict for point in points)
-    parts = ", ".join(f"{WORDS[verdict].lower()} at {count}" for verdict, count in counts.most_common())
+    parts = _counted([point.verdict for point in points])
+    if "split" in verdicts:
+        details.append(f"without a split: {_counted([point.verdict_without_split for point in points])}")
     return f"It depends: {parts} of {len(points)} points.", "neutral", details
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    return ", ".join(f"{WORDS[verdict].lower()} at {count}" for verdict, count in Counter(verdicts).most_common())
 
 
 def _skipped(result: LoadVsRecomputeResult) -> list[str]:
@@ -108,6 +113,8 @@ def _point_sentence(point: Point) -> str:
 
 def _point_clause(point: Point) -> str:
     load, recompute = duration_text(point.t_load_s), format_duration(point.t_recompute_s)
+    if point.suffix_tokens:
+        load += f" of load that {point.suffix_tokens:,} new tokens do not hide"
     where, probably = point_place(point), "" if point.sure else "probably "
     match point.verdict:
         case "load":
@@ -142,21 +149,47 @@ def times_text(ratio: float | None) -> str:
 
 def _point_details(point: Point, result: LoadVsRecomputeResult) -> list[str]:
     least = point.smallest_useful_tokens
-    from_tokens = f" and from {least:,.0f} tokens on" if least is not None and least >= 1 else ""
+    from_tokens = f" and from {least:,} tokens on" if least is not None and least > 1 else ""
     size = (
         f"{format_bytes(point.rank_bytes)} per rank, {format_bytes(point.node_bytes)} on all ranks, "
         f"{format_bytes(point.unique_bytes)} unique ({_copies(point.replicas)} of each byte)"
     )
     effective = "" if point.strategy == "per_rank_host_copies" else f" ({STRATEGY_NAMES[point.strategy]})"
-    rate = (
-        f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}; "
-        f"loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
-    )
+    rate = f"{format_bandwidth(point.rank_bytes_per_s)} per rank{effective}, limited by {point.limited_by}"
+    if point.verdict != "no_verdict":
+        rate += f"; loading pays above B* = {_bandwidth(point.break_even_bytes_per_s)}{from_tokens}"
     work = f"{format_flop(point.flops_per_rank)} per rank; {_intensity(point)}"
-    details = [size, work, rate, _faster_strategy(point), _flip_sentence(point), _sure_sentence(point, result)]
+    details = [size, _host_memory(point), work, rate, _suffix_sentence(point), _faster_strategy(point)]
+    details += [_flip_sentence(point), _most_loads(point), _sure_sentence(point, result)]
     if point.verdict == "split":
         details.append(f"without a split: {WORDS[point.verdict_without_split].lower()}")
     return [detail for detail in details if detail]
+
+
+def _host_memory(point: Point) -> str:
+    """What a cached token costs below the GPU, where copies make it more than once."""
+    if point.host_bytes_per_token <= point.shared_host_bytes_per_token:
+        return ""
+    copies, shared = format_bytes(point.host_bytes_per_token), format_bytes(point.shared_host_bytes_per_token)
+    return f"a cached token takes {copies} of host memory with a copy per rank, {shared} with one shared copy"
+
+
+def _suffix_sentence(point: Point) -> str:
+    """The whole wait for the first token, where new tokens follow the prefix."""
+    if not point.suffix_tokens or point.t_load_s is None:
+        return ""
+    load_s, recompute_s = point.t_load_s + point.t_suffix_s, point.t_recompute_s + point.t_suffix_s
+    return (
+        f"with {point.suffix_tokens:,} new tokens the first token comes after {format_duration(load_s)} instead of "
+        f"{format_duration(recompute_s)}; their prefill hides {format_duration(point.t_load_overlap_s)} of the load"
+    )
+
+
+def _most_loads(point: Point) -> str:
+    if not point.utilisation_ratio:
+        return ""
+    most = f"{point.most_loads_per_s:.3g} loads/s per rank"
+    return f"the path is {point.utilisation_ratio:.0%} busy; no verdict above {most}"
 
 
 def _faster_strategy(point: Point) -> str:
@@ -206,14 +239,15 @@ def _flip_sentence(point: Point) -> str:
         return "no change of bandwidth or compute speed up to 100× would flip this verdict"
     word = WORDS[point.flip_verdict].lower()
     if point.flip_input == "bandwidth":
-        return f"flips to {word} at {format_bandwidth(point.flip_value)} per rank (×{point.flip_factor:.2g})"
-    return f"flips to {word} if recomputing took {format_duration(point.flip_value)} (×{1 / point.flip_factor:.2g})"
+        return f"flips to {word} at {format_bandwidth(point.flip_value)} per rank (×{point.flip_factor:.3g})"
+    return f"flips to {word} if recomputing took {format_duration(point.flip_value)} (×{1 / point.flip_factor:.3g})"
 
 
 def _sure_sentence(point: Point, result: LoadVsRecomputeResult) -> str:
     if point.verdict == "no_verdict" or point.ratio_low is None or point.ratio_high is None:
         return ""
-    span = f"T_recompute/T_load is between {point.ratio_low:.3g} and {point.ratio_high:.3g}"
+    low = f"{point.ratio_low:.3g}" if point.ratio_low else "0 (the path would be saturated)"
+    span = f"T_recompute/T_load is between {low} and {point.ratio_high:.3g}"
     if result.measured_prefill is not None:
         basis = "loads end to end up to 1.36 times the wire time, and the fit off by its residual"
     else:
@@ -234,6 +268,18 @@ def _crossings(result: LoadVsRecomputeResult) -> list[str]:
         else:
             faster = "loading" if curve.t_load_s[0] < curve.t_recompute_s[0] else "recomputing"
             lines.append(f"{name}: {faster} is faster from {curve.tokens[0]:,} to {curve.tokens[-1]:,} tokens")
+        lines += _faster_at_some_length(result.points, curve)
     if len(result.curves) > _MOST_CURVES:
         lines.append(f"and {len(result.curves) - _MOST_CURVES} more curves in --json")
     return lines
+
+
+def _faster_at_some_length(points: Sequence[Point], curve: Curve) -> list[str]:
+    """The other way to restore that would change most, at the longest prefix of this curve's points."""
+    key = (curve.model, curve.layout, curve.kv_dtype, curve.tier, curve.suffix_tokens)
+    own = [p for p in points if (p.model, p.layout, p.kv_dtype, p.tier, p.suffix_tokens) == key]
+    best = _fastest_other(own[-1]) if own else None
+    if best is None:
+        return []
+    shown = duration_text(own[-1].t_load_s)
+    return [f"  at {own[-1].tokens:,} tokens {best[0]} would load in {format_duration(best[1])} instead of {shown}"]

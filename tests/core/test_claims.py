@@ -6,6 +6,7 @@ from kvbench.core.claims import (
     check_bytes_per_token,
     check_request_rate,
     check_shares,
+    check_slow_hits,
     check_tail,
     expected_time_s,
     mix,
@@ -44,3 +45,10 @@ def test_a_rate_above_the_roofline_is_named_with_what_is_possible() -> None:
     assert warning.code == "impossible-request-rate"
     assert "465.2 times" in warning.message
     assert check_request_rate(claimed_per_s=0.02, miss_ratio=0.7, prefill_floor_s=63.9) == ()
+
+
+def test_a_hit_slower_than_a_miss_is_doubted() -> None:
+    shares = mix({"dram": 0.3, "file": 0.2, "miss": 0.5}, {"dram": 1e-3, "file": 48e-3, "miss": 36e-3})
+    (warning,) = check_slow_hits(shares)
+    assert warning.code == "hit-slower-than-miss"
+    assert "a hit in file takes 48.0 ms, recomputing takes 36.0 ms" in warning.message

@@ -43,16 +43,6 @@ def test_load_and_recompute_are_equal_at_the_break_even_bandwidth(c: Comparison)
 
 
 @given(comparisons())
-def test_the_smallest_useful_prefix_is_where_linear_compute_equals_load(c: Comparison) -> None:
-    tokens = c.smallest_useful_tokens()
-    if tokens is None:
-        assert c.linear_s <= c.bytes_per_token / c.bytes_per_s
-        return
-    load_s = c.latency_s + (c.const_bytes + c.bytes_per_token * tokens) / c.bytes_per_s
-    assert load_s == pytest.approx(c.linear_s * tokens, rel=1e-6, abs=1e-12)
-
-
-@given(comparisons())
 def test_every_flip_it_names_changes_the_verdict_and_nothing_nearer_on_that_side_does(c: Comparison) -> None:
     for flip in flips(c):
         beyond = flip.factor * (1.001 if flip.factor > 1 else 0.999)
@@ -98,7 +88,13 @@ def test_at_the_break_even_both_sides_are_equal_with_a_queue_too(c: Comparison, 
     assume(bytes_per_s is not None and 1e-5 < bytes_per_s / waiting.bytes_per_s < 1e5)
     assert bytes_per_s is not None
     at = replace(waiting, bytes_per_s=bytes_per_s)
-    assert at.ratio == pytest.approx(1, rel=1e-6)
+    # A path that would be too busy at equality needs more bandwidth than equality does.
+    assert at.utilisation_ratio <= MAX_UTILISATION * (1 + 1e-9)
+    if at.utilisation_ratio < MAX_UTILISATION * (1 - 1e-6):
+        assert at.ratio == pytest.approx(1, rel=1e-6)
+    else:
+        assert at.ratio >= 1 - 1e-6
+    assert replace(waiting, loads_per_s=waiting.most_loads_per_s()).utilisation_ratio == pytest.approx(MAX_UTILISATION)
 
 
 @given(comparisons(), st.integers(2, 80), st.floats(1e-6, 1e-2))

@@ -96,6 +96,7 @@ def test_what_a_rank_keeps_for_itself_is_loaded_whatever_the_strategy() -> None:
         assert before is not None
         assert after == pytest.approx(before + GB / 10 / 50e9)
         assert with_state[name].node_h2d_bytes - plain[name].node_h2d_bytes == 8 * GB // 10
+    assert with_state["native_sequence_sharding"].l1_rank_ratio == pytest.approx((1 / 8 + 0.1) / 1.1)
 
 
 def test_more_loads_than_this_group_share_the_node_whatever_their_number() -> None:

