@@ -10,8 +10,8 @@ FIXES = {
         "broadcast and forward collective in the same order everywhere"
     ),
     "order-cycle": (
-        "enter these collectives in one order on every rank; different streams do not help when a rank's kernels or its "
-        "host wait for one of them"
+        "enter these collectives in one order on every rank; different streams do not help when its kernels or "
+        "its host wait for one of them"
     ),
     "host-cycle": (
         "give both collectives one order on every rank, and do not "
