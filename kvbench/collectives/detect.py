@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from kvbench.collectives.nccl_log import MARKER
+from kvbench.collectives.nccl_lines import MARKER
 
 _HEAD_BYTES = 256 * 1024
 _ARCHIVES = ((b"PK\x03\x04", "zip"), (b"\x1f\x8b", "gzip"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from kvbench.collectives.nccl_log import P2P, REDOPS, REDUCING, ROOTED
+from kvbench.collectives.nccl_lines import P2P, REDOPS, REDUCING, ROOTED
 from kvbench.collectives.operations import OUTSIDE_NCCL, operation
 from kvbench.collectives.summary import FileSummary, Kind, Remark
 from kvbench.collectives.table import LogBuilder

@@ -19,7 +19,6 @@ from kvbench.core.divergence import (
     camps,
     comm_divergences,
     explain,
-    first_difference,
     program_items,
 )
 from kvbench.core.firing import Blocked, Residue, Wait, cycles, fire
@@ -361,6 +360,3 @@ def _from_host_cycle(programs: Sequence[Program], cycle: Sequence[Wait]) -> Caus
         camps=tuple((signature, (program,)) for signature, program in last),
         cycle=tuple(cycle),
     )
-
-
-__all__ = ["Analysis", "Cause", "CauseKind", "Strength", "Suspect", "analyse", "first_difference"]

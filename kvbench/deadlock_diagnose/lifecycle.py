@@ -6,7 +6,7 @@ from kvbench.core.divergence import first_difference
 from kvbench.deadlock_diagnose.advice import FIXES
 from kvbench.deadlock_diagnose.causes import Case
 from kvbench.deadlock_diagnose.identity import CommUse
-from kvbench.results.deadlock_diagnosis import Camp, Cause, Evidence, SuspectRank
+from kvbench.results.deadlock_diagnosis import Camp, Cause, SuspectRank
 
 
 def lifecycle_causes(case: Case) -> tuple[Cause, ...]:
@@ -199,6 +199,3 @@ def _open_groups(case: Case) -> list[Cause]:
 def _list(case: Case, programs: Sequence[int]) -> str:
     labels = case.labels(programs)
     return ", ".join(labels) if len(labels) <= 6 else f"{', '.join(labels[:4])} and {len(labels) - 4} more"
-
-
-__all__ = ["Evidence", "lifecycle_causes"]
