@@ -86,15 +86,16 @@ def from_trace(body: Mapping[str, Any], *, name: str, num_bytes: int) -> FileSum
 
 def _start(event: Mapping[str, Any]) -> float:
     value = event.get("ts", 0)
-    return float(value) if isinstance(value, int | float | str) else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _streams(kernels: "list[Mapping[str, Any]]") -> dict[int, str]:
+    """External id to stream, for NCCL's kernels."""
     found = {}
     for event in kernels:
-        args = event["args"]
-        if "nccl" in str(event.get("name", "")).lower() and "External id" in args and "stream" in args:
-            found[int(args["External id"])] = str(args["stream"])
+        external, stream = event["args"].get("External id"), event["args"].get("stream")
+        if "nccl" in str(event.get("name", "")).lower() and isinstance(external, int) and stream is not None:
+            found[external] = str(stream)
     return found
 
 
@@ -114,8 +115,9 @@ def _kind(event: Mapping[str, Any], streams: Mapping[int, str], members: dict[st
         pass  # long lists are cut off with "..."; the group's size is still there
     dtype = str(args["dtype"]).lower() if "dtype" in args else None
     stream = args.get("stream")
-    if stream is None and "External id" in args:
-        stream = streams.get(int(args["External id"]))
+    external = args.get("External id")
+    if stream is None and isinstance(external, int):
+        stream = streams.get(external)
     peer = args.get("Dst Rank") if op == "Send" else args.get("Src Rank") if op == "Recv" else None
     return Kind(
         what="call",

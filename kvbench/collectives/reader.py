@@ -7,6 +7,9 @@ from kvbench.collectives.detect import Content
 from kvbench.collectives.summary import FileSummary
 from kvbench.core.errors import KvbenchError
 
+# What reading a value of an unexpected type raises. Files come from strangers, and each must get an answer.
+_FOREIGN = (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
@@ -25,6 +28,9 @@ def read_part(plan: ReadPlan) -> FileSummary:
         return _read(plan)
     except KvbenchError as error:
         return FileSummary(path=plan.shown, format=None, refused=str(error))
+    except _FOREIGN as error:
+        reason = f"{plan.shown}: its layout is not understood ({error!r:.80}); which tool and version wrote it?"
+        return FileSummary(path=plan.shown, format=None, refused=reason)
     except OSError as error:
         return FileSummary(
             path=plan.shown, format=None, refused=f"{plan.shown}: cannot be read ({error.strerror or error})"

@@ -4,6 +4,8 @@ from array import array
 
 from kvbench.collectives.summary import Format, Kind, ProcessLog
 
+_MOST = 2**62
+
 
 class LogBuilder:
     """Collects records and interns their kinds."""
@@ -17,7 +19,9 @@ class LogBuilder:
         self._places: list[str] = []
 
     def add(self, kind: Kind, *, place: str, time_ns: int | None = None, seq_id: int | None = None) -> None:
-        """One record, in host order."""
+        """One record, in host order. A number that no clock and no counter can show is a ValueError."""
+        if not (-_MOST < (time_ns or 0) < _MOST and -_MOST < (seq_id or 0) < _MOST):
+            raise ValueError(f"a time of {time_ns} or a sequence number of {seq_id}")
         number = self._numbers.get(kind)
         if number is None:
             number = self._numbers[kind] = len(self.log.kinds)

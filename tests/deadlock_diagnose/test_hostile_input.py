@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import pickle
 import random
@@ -10,6 +11,7 @@ import tarfile
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,11 @@ from kvbench.cli.main import main
 from kvbench.core.errors import KvbenchError
 from kvbench.deadlock_diagnose.diagnose import diagnose
 from tests.deadlock_diagnose.programs import (
+    FORMATS,
     Op,
     World,
     flight_recorder_dump,
+    random_world,
     write_flight_recorder,
     write_logs,
     write_nsys,
@@ -256,3 +260,28 @@ def test_workers_and_ranges_give_the_same_answer_as_one_process(
     assert shared.verdict == alone.verdict
     assert shared.causes == alone.causes
     assert shared.causes[0].index == 3001
+
+
+def with_foreign_values(value: Any, rng: random.Random) -> Any:
+    """The same tree with a few values replaced by something of another type, and a few keys gone."""
+    if rng.random() < 0.02:
+        return rng.choice([None, -1, 3.5, "x", [], {}, [1], {"a": 2}, True, 2**70, ""])
+    if isinstance(value, dict):
+        return {key: with_foreign_values(one, rng) for key, one in value.items() if rng.random() > 0.01}
+    return [with_foreign_values(one, rng) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("form", ["kineto", "fr-json", "fr"])
+@pytest.mark.parametrize("seed", range(15))
+def test_values_of_any_type_get_an_answer(tmp_path: Path, form: str, seed: int) -> None:
+    rng = random.Random(seed)
+    FORMATS[form](random_world(rng, ranks=3, comms=2, calls=6, one_stream=True, p2p=True), tmp_path)
+    for path in tmp_path.iterdir():
+        if form == "fr":
+            path.write_bytes(pickle.dumps(with_foreign_values(pickle.loads(path.read_bytes()), rng)))
+        else:
+            path.write_text(json.dumps(with_foreign_values(json.loads(path.read_text()), rng)))
+    try:
+        assert diagnose([tmp_path], jobs=1).diagnosis.verdict
+    except KvbenchError as error:
+        assert "\n" not in str(error)
