@@ -111,7 +111,7 @@ def test_a_model_too_large_for_this_host_is_refused_with_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.read_text().replace("  time: 3s", "  time: 3s\n  memory: 1MiB"))
+    plan.write_text(PLAN.read_text().replace("  time: 30s", "  time: 30s\n  memory: 1MiB"))
     code = main(["load-vs-recompute", "qwen3-8b", "--measure", f"--plan={plan}", "--tier=dram:16MiB", "--quiet"])
     err = capsys.readouterr().err
     assert code == 1
@@ -123,7 +123,7 @@ def test_a_model_too_large_for_this_host_is_refused_with_the_numbers(
 def test_ctrl_c_while_measuring_saves_what_was_measured(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "partial.json"
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.read_text().replace("  time: 3s", "  time: 60s").replace("repeats: 3", "repeats: 100000"))
+    plan.write_text(PLAN.read_text().replace("  time: 30s", "  time: 60s").replace("repeats: 3", "repeats: 100000"))
     command = [
         sys.executable, "-m", "kvbench", "load-vs-recompute", str(model), "--measure", f"--plan={plan}",
         "--tier=dram:16MiB", f"--out={out}",
