@@ -74,6 +74,7 @@ class _Simulation:
     def __init__(self, programs: Sequence[Program], communicators: Sequence[Communicator], queues: Queues) -> None:
         self.programs = programs
         self.communicators = communicators
+        self.program_of = [{rank: program for program, rank in one.ranks.items()} for one in communicators]
         self.by_streams = queues == "streams"
         self.queues: dict[Hashable, deque[_Node]] = {}
         self.node_of: dict[tuple[int, Instance], _Node] = {}
@@ -126,7 +127,7 @@ class _Simulation:
         instance = call.instance
         ready = self.ready[instance]
         ready.add(program)
-        if len(ready) == len(self.members(instance)) and not self._conflict(instance):
+        if len(ready) == self._needed(instance) and not self._conflict(instance):
             self.firable.append(instance)
 
     def _conflict(self, instance: Instance) -> tuple[str, ...]:
@@ -151,33 +152,50 @@ class _Simulation:
                     if queue:
                         self._reached(queue[0])
 
+    def _needed(self, instance: Instance) -> int:
+        ranks = self.communicators[instance.comm].ranks
+        return len(self.members(instance)) if instance.is_p2p else len(ranks)
+
     def members(self, instance: Instance) -> tuple[int, ...]:
         """Programs with data that take part."""
         ranks = self.communicators[instance.comm].ranks
         if instance.is_p2p:
-            return tuple(program for program, rank in ranks.items() if rank in {instance.source, instance.target})
+            ends = dict.fromkeys((instance.source, instance.target))
+            found = (self.program_of[instance.comm].get(rank) for rank in ends)
+            return tuple(program for program in found if program is not None)
         return tuple(ranks)
 
     def residue(self) -> Residue:
         """Blocked instances and the waits between them."""
         blocked = {}
-        waits: list[Wait] = []
-        left = [instance for instance in self.calls if instance not in self.fired]
-        for instance in left:
+        for instance in self.calls:
+            if instance in self.fired:
+                continue
             calls, ready = self.calls[instance], self.ready[instance]
-            members = self.members(instance)
             blocked[instance] = Blocked(
                 instance=instance,
                 calls=calls,
                 ready=tuple(sorted(ready)),
                 queued=tuple(sorted(set(calls) - ready)),
-                absent=tuple(sorted(set(members) - set(calls))),
+                absent=tuple(sorted(set(self.members(instance)) - set(calls))),
                 conflict=self._conflict(instance),
             )
-            for program in sorted(set(calls) - ready):
-                waits += self._behind(instance, program)
-        waits += self._never_issued(blocked)
+        waits = self._waits(blocked) + self._never_issued(blocked)
         return Residue(blocked=blocked, waits=tuple(waits), num_fired=len(self.fired))
+
+    def _waits(self, blocked: Mapping[Instance, Blocked]) -> list[Wait]:
+        """Waits of the instances that someone is ready for, and of those that hold these up; the rest only follows."""
+        waits: list[Wait] = []
+        line = [instance for instance, one in blocked.items() if one.ready]
+        seen = set(line)
+        for instance in line:  # grows while it is read
+            for program in blocked[instance].queued:
+                for wait in self._behind(instance, program):
+                    waits.append(wait)
+                    if wait.behind not in seen:
+                        seen.add(wait.behind)
+                        line.append(wait.behind)
+        return waits
 
     def _behind(self, instance: Instance, program: int) -> Iterator[Wait]:
         """The calls at the heads of the queues in which `program` has `instance` further back."""
@@ -196,15 +214,15 @@ class _Simulation:
             if call.instance not in self.fired:
                 yield Wait(instance=instance, program=program, behind=call.instance, issued=True, queue="its group")
 
-    def _never_issued(self, blocked: Mapping[Instance, Blocked]) -> Iterator[Wait]:
+    def _never_issued(self, blocked: Mapping[Instance, Blocked]) -> list[Wait]:
         """A program whose last call is blocked may wait there, and that is why it never issued what others wait for."""
+        waits = []
         for instance, one in blocked.items():
-            for program in one.absent:
-                if not self.programs[program] or not one.ready:
-                    continue
-                last = self.programs[program][-1].instance
-                if last in blocked and program in blocked[last].ready:
-                    yield Wait(instance=instance, program=program, behind=last, issued=False, queue="its host")
+            for program in one.absent if one.ready else ():
+                last = self.programs[program][-1].instance if self.programs[program] else None
+                if last is not None and last in blocked and program in blocked[last].ready:
+                    waits.append(Wait(instance=instance, program=program, behind=last, issued=False, queue="its host"))
+        return waits
 
 
 def _queue_name(key: Hashable) -> str:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from kvbench.core.divergence import first_difference
 from kvbench.deadlock_diagnose.advice import FIXES
 from kvbench.deadlock_diagnose.causes import Case
 from kvbench.deadlock_diagnose.identity import CommUse
 from kvbench.results.deadlock_diagnosis import Camp, Cause, SuspectRank
+
+_MOST_CREATED = 200  # pairs are compared, so a rank that creates thousands is looked at to this depth
 
 
 def lifecycle_causes(case: Case) -> tuple[Cause, ...]:
@@ -101,16 +102,14 @@ def _creation_order(case: Case) -> list[Cause]:
         for number, one in enumerate(case.identity.uses)
         if one and isinstance(one[0][1].key, tuple) and one[0][1].key[0] in {"created", "seen"}
     }
-    for one, mine in orders.items():
-        for other in range(one + 1, len(orders)):
-            theirs = orders[other]
-            shared = (set(mine) & set(theirs)) - guessed
-            left = [comm for comm in mine if comm in shared]
-            right = [comm for comm in theirs if comm in shared]
-            at = first_difference(left, right)
-            if at is None or at >= min(len(left), len(right)):
-                continue
-            return [_order_cause(case, left[at], right[at], orders)]
+    before: set[tuple[int, int]] = set()
+    for order in orders.values():
+        known = [comm for comm in order[:_MOST_CREATED] if comm not in guessed]
+        for number, first in enumerate(known):
+            for second in known[number + 1 :]:
+                if (second, first) in before:
+                    return [_order_cause(case, second, first, orders)]
+                before.add((first, second))
     return []
 
 
