@@ -78,7 +78,7 @@ def _kvbench(*arguments: str) -> str:
     command = (str(Path(sys.executable).with_name("kvbench")), *arguments)
     environment = os.environ | {"COLUMNS": str(TEXT_COLUMNS), "NO_COLOR": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode not in {0, 3}:  # 3: it ran and found a problem, which a sample may well show
+    if done.returncode not in {0, 3, 4}:  # 3: it found a problem; 4: the input cannot answer. A sample may show both
         raise KvbenchError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr.strip()}")
     return done.stdout
 

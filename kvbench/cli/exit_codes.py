@@ -1,4 +1,4 @@
-"""The four exit codes of every command; docs/results.md tells users about them."""
+"""The exit codes of every command; docs/results.md tells users about them."""
 
 from enum import IntEnum
 
@@ -12,3 +12,5 @@ class ExitCode(IntEnum):
     USAGE = 2
     FOUND_PROBLEM = 3
     """It ran, and found what it looks for: a divergence, a failed lint, a regression."""
+    INSUFFICIENT = 4
+    """It ran, and the input cannot answer the question; the output says what to capture."""

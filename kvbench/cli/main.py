@@ -14,6 +14,7 @@ from kvbench.core.errors import KvbenchError
 
 # Each of these modules imports only Typer and option types; what a command needs is imported when it runs.
 COMMANDS = {
+    "deadlock-diagnose": "kvbench.cli.deadlock_diagnose:deadlock_diagnose",
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
     "report": "kvbench.cli.report:report",
     "topo": "kvbench.cli.topo:topo",

@@ -9,6 +9,7 @@ from kvbench.core.errors import KvbenchError
 from kvbench.results.document import Document
 
 RENDERERS = {
+    "deadlock-diagnosis": "kvbench.report.deadlock_diagnosis",
     "host-paths": "kvbench.report.host_paths",
     "load-vs-recompute": "kvbench.report.load_vs_recompute",
     "topology": "kvbench.report.topology",

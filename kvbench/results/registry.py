@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 from kvbench.core.errors import KvbenchError
 
 KINDS = {
+    "deadlock-diagnosis": "kvbench.results.deadlock_diagnosis:DeadlockDiagnosis",
     "host-paths": "kvbench.results.host_paths:HostPaths",
     "load-vs-recompute": "kvbench.results.load_vs_recompute:LoadVsRecomputeResult",
     "topology": "kvbench.results.topology:TopologyResult",
