@@ -66,6 +66,10 @@ class FileEngine(Protocol):
         """Lets go of pages that would survive dropping the page cache; only a mapping holds any."""
         ...
 
+    def show(self) -> None:
+        """Makes the buffer hold what was loaded; only an engine that loads into other memory has to copy it."""
+        ...
+
     def close(self) -> None:
         """Gives back what the engine holds; the file and the buffer stay open."""
         ...

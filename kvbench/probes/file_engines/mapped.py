@@ -49,6 +49,9 @@ class MappedEngine:
         if hasattr(mmap, "MADV_DONTNEED"):
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
+    def show(self) -> None:
+        """Blocks were loaded into the buffer itself."""
+
     def close(self) -> None:
         """Ends the threads; the mapping goes when nothing points into it any more."""
         if self._pool is not None:

@@ -49,6 +49,9 @@ class PsyncEngine:
     def cool(self) -> None:
         """Nothing is held."""
 
+    def show(self) -> None:
+        """Blocks were loaded into the buffer itself."""
+
     def close(self) -> None:
         """Ends the threads."""
         if self._pool is not None:

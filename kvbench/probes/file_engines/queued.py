@@ -72,6 +72,9 @@ class QueuedEngine:
     def cool(self) -> None:
         """Nothing is held."""
 
+    def show(self) -> None:
+        """Blocks were loaded into the buffer itself."""
+
     def close(self) -> None:
         """Closes the queue."""
         self._queue.close()
