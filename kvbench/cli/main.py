@@ -15,6 +15,7 @@ from kvbench.core.errors import KvbenchError
 # Each of these modules imports only Typer and option types; what a command needs is imported when it runs.
 COMMANDS = {
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
+    "probe": "kvbench.cli.probe:probe",
     "report": "kvbench.cli.report:report",
 }
 

@@ -1,4 +1,4 @@
-"""CUDA through cuda-bindings: checked calls, kernels compiled at run time, and where a GPU sits. Never through torch."""
+"""CUDA through cuda-bindings, never torch: checked calls, kernels compiled at run time, and where a GPU sits."""
 
 import ctypes
 from functools import cache
@@ -99,11 +99,12 @@ extern "C" __global__ void gather(char* target, const char* source, const long l
   for (long long work = warp; work < segments * units; work += warps) {
     long long segment = work / units, start = work % units * UNIT;
     long long left = segment_bytes - start;
-    copy_unit(target + targets[segment] + start, source + sources[segment] + start, left < UNIT ? (int)left : UNIT, lane);
+    int bytes = left < UNIT ? (int)left : UNIT;
+    copy_unit(target + targets[segment] + start, source + sources[segment] + start, bytes, lane);
   }
 }
 
-// Reads everything and keeps only the sum of all bytes, so that nothing but reading is timed and the sum can be checked.
+// Reads everything and keeps only the sum of all bytes: nothing but reading is timed, and the sum can be checked.
 extern "C" __global__ void read_only(unsigned long long* sum, const char* source, const long long* sources,
                                      long long segments, long long segment_bytes) {
   long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;

@@ -11,6 +11,7 @@ from kvbench.results.document import Document
 RENDERERS = {
     "host-paths": "kvbench.report.host_paths",
     "load-vs-recompute": "kvbench.report.load_vs_recompute",
+    "probe": "kvbench.report.probe",
 }
 
 

@@ -8,6 +8,7 @@ from kvbench.core.errors import KvbenchError
 KINDS = {
     "host-paths": "kvbench.results.host_paths:HostPaths",
     "load-vs-recompute": "kvbench.results.load_vs_recompute:LoadVsRecomputeResult",
+    "probe": "kvbench.results.probe:ProbeResult",
 }
 
 

@@ -134,7 +134,10 @@ class Null(_HostPools):
         del direction, pool_bytes, device  # there is nothing to hold
 
     def prepare(self, segments: Segments) -> list[tuple[int, int, int]]:
-        return [(target, source, segments.segment_bytes) for source, target in zip(segments.sources, segments.targets)]
+        return [
+            (target, source, segments.segment_bytes)
+            for source, target in zip(segments.sources, segments.targets, strict=True)
+        ]
 
     def copy(self, prepared: list[tuple[int, int, int]]) -> None:
         """One call per segment that does nothing."""
