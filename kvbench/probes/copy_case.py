@@ -19,6 +19,7 @@ from kvbench.probes.turns import monotonic, turns
 
 Emit = Callable[[dict[str, Any]], None]
 _VARIANTS = 3  # lists of segments per point, so that no copy finds its own bytes in the cache
+_MOST_VARIED_SEGMENTS = 4096  # preparing longer lists again would take longer than copying them
 _ALONE_S = 0.3
 
 
@@ -92,7 +93,14 @@ def measure(case: dict[str, Any], emit: Emit) -> None:
 
 def _opened(plan: CopyCase, pool_bytes: int, device: int) -> Execution:
     execution = open_execution(plan.execution, direction=plan.direction, pool_bytes=pool_bytes, device=device)
-    return execution if plan.throttle is None else Throttled(execution, **plan.throttle)
+    if plan.throttle is None:
+        return execution
+    return Throttled(
+        execution,
+        fixed_s=plan.throttle.get("fixed_s", 0.0),
+        per_segment_s=plan.throttle.get("per_segment_s", 0.0),
+        bytes_per_s=plan.throttle.get("bytes_per_s"),
+    )
 
 
 def _devices(plan: CopyCase) -> list[int]:
@@ -131,8 +139,9 @@ def _point(
     plan: CopyCase, total: int, segment: int, pool_bytes: int, executions: Sequence[Execution], index: int
 ) -> _Point:
     shape = None if plan.shape is None else KvShape(**plan.shape)
-    variants = []
-    for variant in range(_VARIANTS):
+    variants: list[Segments] = []
+    while len(variants) < _VARIANTS and (not variants or len(variants[0]) <= _MOST_VARIED_SEGMENTS):
+        variant = len(variants)
         seed = index * _VARIANTS + variant
         if shape is not None and plan.layout != "scattered":
             variants.append(paged(total, shape, plan.layout, pool_bytes=pool_bytes, seed=seed))
@@ -154,7 +163,7 @@ def _coldness(points: Sequence[_Point], on_gpu: bool, nothing: bool) -> dict[str
         return {"cold": None, "cold_evidence": "no bytes are touched"}
     cache_bytes = last_level_cache_bytes()
     passed = sum(point.total_bytes for point in points)
-    turn = f"points take turns over {format_bytes(passed)} a round, from {_VARIANTS} lists of places each"
+    turn = f"points take turns over {format_bytes(passed)} a round, from up to {_VARIANTS} lists of places each"
     if cache_bytes is None:
         return {"cold": None, "cold_evidence": f"{turn}; the size of the last-level cache is unknown here"}
     evidence = f"{turn}; the last-level cache holds {format_bytes(cache_bytes)}"
@@ -188,7 +197,7 @@ def _timed(
             company.start()
         try:
             for point in turns(points, repeats=plan.repeats, time_s=plan.time_s, clock=monotonic):
-                prepared = point.prepared[turn % _VARIANTS]
+                prepared = point.prepared[turn % len(point.prepared)]
                 turn += 1
                 seconds = _seconds(executions, prepared, copiers)
                 wire_s = executions[0].wire_s(prepared[0]) if len(executions) == 1 else None

@@ -158,8 +158,8 @@ def compiled_kernels(architecture: str) -> bytes:
         nvrtc.nvrtcGetProgramLog(program, log)
         first = log.decode(errors="replace").strip().splitlines()[:1]
         raise KvbenchError(f"the kernels do not compile for {architecture}: {''.join(first)}; please report this")
-    size = checked(nvrtc.nvrtcGetCUBINSize(program), "NVRTC")
-    code = b" " * size
+    size = int(checked(nvrtc.nvrtcGetCUBINSize(program), "NVRTC"))
+    code: bytes = b" " * size
     checked(nvrtc.nvrtcGetCUBIN(program, code), "NVRTC")
     return code
 

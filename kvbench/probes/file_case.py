@@ -115,6 +115,7 @@ class _Moves:
         self._direct = file.direct_descriptor is not None and plan.engine != "mmap"
         self._descriptor = file.direct_descriptor if self._direct else file.descriptor
         self._cache = PageCache(file.descriptor, file.num_bytes)
+        self._cache.drop()  # writing the file left it in the cache
         blocks = sorted({block for _, block in points})
         self._buffer = aligned_buffer(max(plan.depth * slot_bytes_for(blocks[-1]), min(_CHECKED_BYTES, file.num_bytes)))
         random_bytes_into(self._buffer, seed=2)

@@ -115,7 +115,12 @@ def _scratch_path(case: PlannedCase) -> Path:
 
 
 def _child_case(case: PlannedCase, plan: TransferPlan, shape: KvShape | None, file: Path | None) -> dict[str, Any]:
-    common = {"points": case.points, "repeats": plan.repeats, "warmups": plan.warmups, "time_s": plan.time_s}
+    common: dict[str, Any] = {
+        "points": case.points,
+        "repeats": plan.repeats,
+        "warmups": plan.warmups,
+        "time_s": plan.time_s,
+    }
     if file is not None:
         made: Any = FileCase(
             file=str(file),

@@ -340,7 +340,9 @@ def planned_cases(plan: TransferPlan, *, has_gpu: bool) -> Iterator[PlannedCase]
 
 def _copies(plan: TransferPlan, spec: TierSpec, family: str, *, has_gpu: bool) -> Iterator[PlannedCase]:
     for direction in plan.directions:
-        methods = [(name, direction, None) for name in (("null",) if family == "null" else plan.executions)]
+        methods: list[tuple[str, ProbeDirection, ProbeDirection | None]] = [
+            (name, direction, None) for name in (("null",) if family == "null" else plan.executions)
+        ]
         if not has_gpu and direction != "h2h":
             methods += [(name, "h2h", direction) for name in plan.stand_ins]
         for name, way, stands_in_for in methods:

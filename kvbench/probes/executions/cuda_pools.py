@@ -140,8 +140,8 @@ class CudaPools:
             gate.value = 1
         for way in self.ways:
             checked(runtime.cudaStreamSynchronize(way.stream), "the gated copy")
-        elapsed = (checked(runtime.cudaEventElapsedTime(self._begin, end), "event times") for end in self._ends)
-        return max(elapsed) / 1e3
+        ends = (checked(runtime.cudaEventElapsedTime(self._begin, end), "event times") for end in self._ends)
+        return max(float(milliseconds) for milliseconds in ends) / 1e3
 
     def clear_target(self) -> None:
         for way in self.ways:
