@@ -23,7 +23,7 @@ from kvbench.probes.file_engines.base import (
 )
 from kvbench.probes.file_engines.registry import open_engine
 from kvbench.probes.load_sources import warn_direct_refused
-from kvbench.probes.machine import filesystem_kind, runs_in_a_virtual_machine
+from kvbench.probes.machine import filesystem_kind, huge_page_bytes, runs_in_a_virtual_machine
 from kvbench.probes.page_cache import PageCache
 from kvbench.probes.scratch_file import MEMORY_FILESYSTEMS, ScratchFile, scratch_file, usable_file_bytes
 from kvbench.probes.turns import monotonic, turns
@@ -45,6 +45,7 @@ class FileCase:
     direct: bool
     fsync: Literal["none", "fdatasync", "batch"]
     depth: int
+    huge_pages: bool
     points: Sequence[Sequence[int]]
     repeats: int
     warmups: int
@@ -117,27 +118,45 @@ class _Moves:
         self._cache = PageCache(file.descriptor, file.num_bytes)
         self._cache.drop()  # writing the file left it in the cache
         blocks = sorted({block for _, block in points})
-        self._buffer = aligned_buffer(max(plan.depth * slot_bytes_for(blocks[-1]), min(_CHECKED_BYTES, file.num_bytes)))
+        room = max(plan.depth * slot_bytes_for(blocks[-1]), min(_CHECKED_BYTES, file.num_bytes))
+        self._buffer = aligned_buffer(room, huge_pages=plan.huge_pages)
+        self._huge_ratio = min(huge_page_bytes() / room, 1.0) if plan.huge_pages else 0.0
         random_bytes_into(self._buffer, seed=2)
-        self._engines: dict[int, FileEngine] = {}
-        try:
-            for block in blocks:
-                self._engines[block] = open_engine(plan.engine, self._settings(block))
-        except BaseException:
-            self._close()
-            raise
+        self._ring_start = 0
+        self._engine: FileEngine = self._opened(blocks[-1], self._buffer)  # here, so that a host without it is told so
         self._cursors = {block: _shuffled_blocks(file.num_bytes, block) for block in blocks}
 
-    def _settings(self, block: int) -> EngineSettings:
+    def _opened(self, block: int, buffer: memoryview) -> FileEngine:
         assert self._descriptor is not None
-        return EngineSettings(
-            descriptor=self._descriptor,
-            file_bytes=self._file.num_bytes,
-            buffer=self._buffer,
-            depth=self._plan.depth,
-            slot_bytes=slot_bytes_for(block),
-            direct=self._direct,
+        return open_engine(
+            self._plan.engine,
+            EngineSettings(
+                descriptor=self._descriptor,
+                file_bytes=self._file.num_bytes,
+                buffer=buffer,
+                depth=self._plan.depth,
+                slot_bytes=slot_bytes_for(block),
+                direct=self._direct,
+            ),
         )
+
+    def _reopened(self, block: int) -> memoryview:
+        """Opens the engine on the next part of the buffer and returns that part.
+
+        Direct transfers depend on how a block's pages lie in physical memory, by up to a factor of two here. The ring
+        walks through the buffer, so that a case does not stand or fall with the luck of one place.
+        """
+        ring_bytes = self._plan.depth * slot_bytes_for(block)
+        if self._ring_start + ring_bytes > len(self._buffer):
+            self._ring_start = 0
+        ring = self._buffer[self._ring_start : self._ring_start + ring_bytes]
+        self._ring_start += ring_bytes
+        self._replace_engine(self._opened(block, ring))
+        return ring
+
+    def _replace_engine(self, engine: FileEngine) -> None:
+        self._engine.close()
+        self._engine = engine
 
     def __enter__(self) -> "_Moves":
         return self
@@ -146,8 +165,7 @@ class _Moves:
         self._close()
 
     def _close(self) -> None:
-        for engine in self._engines.values():
-            engine.close()
+        self._engine.close()
 
     def timed(self) -> Iterator[tuple[float, int, int]]:
         """Seconds, bytes and blocks of each transfer; the points take turns."""
@@ -160,7 +178,8 @@ class _Moves:
 
     def _transfer(self, total: int, block: int) -> tuple[float, int, int]:
         """One transfer over the blocks that were touched longest ago, with a cold cache."""
-        plan, engine = self._plan, self._engines[block]
+        plan, ring = self._plan, self._reopened(block)
+        engine = self._engine
         offsets = [next(self._cursors[block]) for _ in range(total // block)]
         blocks = Blocks(
             direction=plan.direction,
@@ -177,7 +196,7 @@ class _Moves:
         if plan.direction == "load" and self._direct:
             self._cache.note(0, self._file.num_bytes)
         if plan.direction == "store":
-            self._check_stored(engine, offsets, block)
+            self._check_stored(ring, offsets, block)
         return seconds, block * len(offsets), len(offsets)
 
     def _cool(self, engine: FileEngine, *, note: bool) -> None:
@@ -198,7 +217,9 @@ class _Moves:
         from crc32c import crc32c
 
         part = min(_CHECKED_BYTES, self._file.num_bytes, len(self._buffer))
-        for block, engine in self._engines.items():
+        for block in self._cursors:
+            self._replace_engine(self._opened(block, self._buffer))
+            engine = self._engine
             cuts = [*range(0, part, block), part] if part % block and not self._direct else range(0, part + 1, block)
             spans = [(start, end - start) for start, end in pairwise(cuts)]
             random.Random(block).shuffle(spans)
@@ -215,15 +236,15 @@ class _Moves:
                         "do not trust this path, and check memory and disk for errors"
                     )
 
-    def _check_stored(self, engine: FileEngine, offsets: Sequence[int], block: int) -> None:
+    def _check_stored(self, ring: memoryview, offsets: Sequence[int], block: int) -> None:
         """What was stored must be what some slot of the ring holds; at most 64 MiB are read back."""
         from crc32c import crc32c
 
         os.fdatasync(self._file.descriptor)
-        engine.cool()
+        self._engine.cool()
         self._cache.drop()
         slot = slot_bytes_for(block)
-        known = {crc32c(self._buffer[at * slot : at * slot + block]) for at in range(self._plan.depth)}
+        known = {crc32c(ring[at * slot : at * slot + block]) for at in range(self._plan.depth)}
         for offset in offsets[: max(_CHECKED_BYTES // block, 1)]:
             if crc32c(os.pread(self._file.descriptor, block, offset)) not in known:
                 raise KvbenchError(
@@ -237,7 +258,9 @@ class _Moves:
         plan, directory = self._plan, self._file.directory
         file = f"{directory} ({kind}, {'O_DIRECT' if self._direct else 'buffered'})"
         memory = "host memory" if plan.engine != "gds" else "cuda:0"
-        ran = [engine.what_ran() for engine in self._engines.values() if hasattr(engine, "what_ran")]
+        if plan.huge_pages:
+            memory += f", {self._huge_ratio:.0%} of it in huge pages"
+        ran = [self._engine.what_ran()] if hasattr(self._engine, "what_ran") else []
         source, destination = (file, memory) if plan.direction == "load" else (memory, file)
         return {"source": source, "destination": destination, **self._coldness(kind, ran)}
 

@@ -129,6 +129,7 @@ def _child_case(case: PlannedCase, plan: TransferPlan, shape: KvShape | None, fi
             direct=bool(case.direct),
             fsync=case.fsync or "none",
             depth=case.concurrency,
+            huge_pages=case.huge_pages,
             file_bytes=min(case.spec.size_bytes or plan.file_bytes, plan.file_bytes),
             **common,
         )
@@ -174,6 +175,7 @@ def _finished(case: PlannedCase, child: ChildRun, load_average: tuple[float, ...
         concurrency=max(case.concurrency, 1),
         direct=case.direct,
         fsync=case.fsync,
+        huge_pages=case.huge_pages,
         beside=case.beside,
         stands_in_for=case.stands_in_for,
         status=child.status,
@@ -202,7 +204,16 @@ def _comparable(cases: Sequence[ProbeCase]) -> list[list[ProbeCase]]:
     """Cases that differ only in their method: those whose curves may cross."""
     groups: dict[tuple[Any, ...], list[ProbeCase]] = {}
     for case in cases:
-        key = (case.path, case.direction, case.layout, case.concurrency, case.direct, case.fsync, case.beside)
+        key = (
+            case.path,
+            case.direction,
+            case.layout,
+            case.concurrency,
+            case.direct,
+            case.fsync,
+            case.huge_pages,
+            case.beside,
+        )
         groups.setdefault(key, []).append(case)
     return list(groups.values())
 

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +65,7 @@ class TransferPlan:
     engines: tuple[str, ...]
     direct: tuple[bool, ...]
     fsync: tuple[FsyncMode, ...]
+    huge_pages: tuple[bool, ...]
     concurrency: tuple[int, ...]
     beside: tuple[Beside, ...]
     repeats: int
@@ -148,7 +150,7 @@ def _settings(settings: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
 
 _LISTS = (
     "paths", "directions", "sizes", "segments", "executions", "stand_ins", "layouts", "engines", "direct", "fsync",
-    "concurrency", "beside",
+    "huge_pages", "concurrency", "beside",
 )  # fmt: skip
 
 
@@ -186,6 +188,7 @@ def _schema() -> "type[BaseModel]":
         engines: list[str] = Field(default=["psync"], min_length=1)
         direct: list[int] = Field(default=[1], min_length=1)
         fsync: list[Literal["none", "fdatasync", "batch"]] = Field(default=["none"], min_length=1)
+        huge_pages: list[int] = Field(default=[0], min_length=1)
         concurrency: list[int | Literal["all"]] = Field(default=[1], min_length=1)
         beside: list[Literal["nothing", "compute"]] = Field(default=["nothing"], min_length=1)
         repeats: count = 9
@@ -210,11 +213,11 @@ def _schema() -> "type[BaseModel]":
                     raise ValueError(f"{name} is not known{hint} (known: {', '.join([*EXECUTIONS, *ENGINES])})")
             return names
 
-        @field_validator("direct")
+        @field_validator("direct", "huge_pages")
         @classmethod
         def switch(cls, values: list[int]) -> list[int]:
             if not set(values) <= {0, 1}:
-                raise ValueError("direct is 1 (bypass the page cache) or 0 (through it)")
+                raise ValueError("each is 1 (yes) or 0 (no)")
             return values
 
         @field_validator("concurrency")
@@ -255,6 +258,7 @@ def _schema() -> "type[BaseModel]":
                 engines=tuple(self.engines),
                 direct=tuple(bool(value) for value in self.direct),
                 fsync=tuple(self.fsync),
+                huge_pages=tuple(bool(value) for value in self.huge_pages),
                 concurrency=tuple(0 if value == "all" else int(value) for value in self.concurrency),
                 beside=tuple(self.beside),
                 repeats=self.repeats,
@@ -299,6 +303,7 @@ class PlannedCase:
     concurrency: int
     direct: bool | None = None
     fsync: FsyncMode | None = None
+    huge_pages: bool = False
     beside: Beside = "nothing"
     stands_in_for: str | None = None
     points: tuple[tuple[int, int], ...]
@@ -311,6 +316,7 @@ class PlannedCase:
         parts += [self.layout] if self.layout != "scattered" else []
         parts += [] if self.direct is None else ["direct" if self.direct else "buffered"]
         parts += [f"fsync {self.fsync}"] if self.fsync not in (None, "none") else []
+        parts += ["huge pages"] if self.huge_pages else []
         parts += [f"×{self.concurrency or 'all'}"] if self.concurrency != 1 else []
         parts += [f"beside {self.beside}"] if self.beside != "nothing" else []
         return ", ".join(parts)
@@ -321,7 +327,11 @@ def planned_cases(plan: TransferPlan, *, has_gpu: bool) -> Iterator[PlannedCase]
     for spec in plan.paths:
         family = family_of(spec)
         if family in ("dram", "null"):
-            yield from _copies(plan, spec, family, has_gpu=has_gpu)
+            # what stands in for h2d also stands in for d2h: measured once
+            once: dict[str, PlannedCase] = {}
+            for case in _copies(plan, spec, family, has_gpu=has_gpu):
+                once.setdefault(case.name, case)
+            yield from once.values()
         elif family == "file":
             yield from _file_cases(plan, spec)
         else:
@@ -365,21 +375,23 @@ def _copies(plan: TransferPlan, spec: TierSpec, family: str, *, has_gpu: bool) -
 
 def _file_cases(plan: TransferPlan, spec: TierSpec) -> Iterator[PlannedCase]:
     for direction in plan.directions:
-        for engine in plan.engines if spec.io is None else (spec.io,):
+        engines = plan.engines if spec.io is None else (spec.io,)
+        syncs: tuple[FsyncMode, ...] = plan.fsync if direction == "store" else ("none",)
+        for engine, fsync, huge_pages, concurrency in product(engines, syncs, plan.huge_pages, plan.concurrency):
+            # a mapping always goes through the page cache
             for direct in sorted({value and engine != "mmap" for value in _directs(plan, spec)}, reverse=True):
-                for fsync in plan.fsync if direction == "store" else ("none",):
-                    for concurrency in plan.concurrency:
-                        yield PlannedCase(
-                            spec=spec,
-                            family="file",
-                            direction=direction,
-                            method=engine,
-                            layout="scattered",
-                            concurrency=max(concurrency, 1),
-                            direct=direct,
-                            fsync="none" if fsync == "none" else fsync,
-                            points=_points(plan),
-                        )
+                yield PlannedCase(
+                    spec=spec,
+                    family="file",
+                    direction=direction,
+                    method=engine,
+                    layout="scattered",
+                    concurrency=max(concurrency, 1),
+                    direct=direct,
+                    fsync=fsync,
+                    huge_pages=huge_pages,
+                    points=_points(plan),
+                )
 
 
 def _directs(plan: TransferPlan, spec: TierSpec) -> Sequence[bool]:

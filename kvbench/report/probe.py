@@ -54,8 +54,18 @@ def _verdict(result: ProbeResult) -> str:
     if not measured:
         reasons = Counter(case.reason or "unknown" for case in result.cases)
         return f"Nothing was measured: {reasons.most_common(1)[0][0] if reasons else 'the plan has no case'}."
-    sentences = [_fastest(group) for group in _by_direction(measured)]
-    return " ".join(sentences)
+    nothing = [_harness(case) for case in measured if case.method == "null" and case.path == "null:"]
+    moved = [case for case in measured if case.method != "null"]
+    return " ".join([*nothing, *map(_fastest, _by_direction(moved))]) or "Only delays were measured; see the fits."
+
+
+def _harness(case: ProbeCase) -> str:
+    if case.fit is None or case.fit.fixed_s is None or case.fit.per_segment_s is None:
+        return "Measuring itself was measured, but with too few sizes for a fit."
+    return (
+        f"Measuring itself costs {format_duration(case.fit.fixed_s)} per transfer and "
+        f"{format_duration(case.fit.per_segment_s)} per segment, and {_duration(case.setup_s)} per case."
+    )
 
 
 def _by_direction(cases: Sequence[ProbeCase]) -> list[list[ProbeCase]]:

@@ -88,6 +88,7 @@ class ProbeCase:
     concurrency: int
     direct: bool | None = None
     fsync: str | None = None
+    huge_pages: bool = False
     beside: str = "nothing"
     stands_in_for: str | None = None
     status: Literal["ok", "skipped", "failed"]

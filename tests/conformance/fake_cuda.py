@@ -1,6 +1,6 @@
 """A CUDA runtime whose device memory is host memory: it checks the shape of every call, and really copies.
 
-`abi` is the major version of cuda-bindings: 12 returns (error, failed index) from cudaMemcpyBatchAsync, 13 only (error).
+`abi` is the major version of cuda-bindings: 12 returns (error, failed index) from cudaMemcpyBatchAsync, 13 (error).
 """
 
 import ctypes
@@ -30,11 +30,9 @@ class FakeCuda:
         self.memory: dict[int, Any] = {}
         self.freed: list[int] = []
         self._next_handle = 100
-        if abi < 12:
-            self.cudaMemcpyBatchAsync = None
 
-    class cudaMemcpyAttributes:  # noqa: N801 - the name in CUDA
-        srcAccessOrder: int | None = None  # noqa: N815
+    class cudaMemcpyAttributes:
+        srcAccessOrder: int | None = None
 
     def _ok(self, name: str, *values: Any) -> tuple[Any, ...]:
         self.calls.append(name)
@@ -118,7 +116,7 @@ class FakeCuda:
             ctypes.memmove(target + row * tpitch, source + row * spitch, width)
         return self._ok("cudaMemcpy2DAsync")
 
-    def cudaMemcpyBatchAsync(  # type: ignore[no-redef]  # None in a runtime that lacks it
+    def cudaMemcpyBatchAsync(
         self,
         targets: list[int],
         sources: list[int],

@@ -4,7 +4,7 @@ import ctypes
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def install(monkeypatch: pytest.MonkeyPatch, fake: FakeCuda) -> FakeCuda:
 
 
 def opened(name: str, direction: Any = None) -> Execution:
-    default = "h2d" if EXECUTIONS[name].runs_on == "cuda" else "h2h"
+    default: Any = "h2d" if EXECUTIONS[name].runs_on == "cuda" else "h2h"
     return open_execution(name, direction=direction or default, pool_bytes=POOL)
 
 
@@ -212,7 +212,7 @@ def test_page_first_direct_keeps_the_layers_of_a_page_together_on_the_host() -> 
     shape = kv_shape("Qwen3-235B-A22B", tp=8, page_tokens=4)
     segments = paged(shape.page_bytes, shape, "page-first-direct", pool_bytes=4 * shape.page_bytes, seed=3)
     keys = segments.sources[: shape.layers]
-    assert [b - a for a, b in zip(keys, keys[1:], strict=False)] == [segments.segment_bytes] * (shape.layers - 1)
+    assert [b - a for a, b in pairwise(keys)] == [segments.segment_bytes] * (shape.layers - 1)
 
 
 def test_a_pool_that_is_too_small_is_refused() -> None:
@@ -269,7 +269,7 @@ extern "C" void run(char* target, const char* source, const long long* targets, 
 
 
 @pytest.fixture(scope="module")
-def gather_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def gather_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The gather kernel's own source, compiled for the CPU and run thread by thread."""
     if shutil.which("g++") is None:
         pytest.skip("no g++ on this host")
@@ -277,7 +277,7 @@ def gather_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     (folder / "kernel.cpp").write_text(SHIM + textwrap.dedent(cuda_runtime.KERNELS) + DRIVER)
     command = ["g++", "-O1", "-shared", "-fPIC", "-w", str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")]
     subprocess.run(command, check=True)
-    yield ctypes.CDLL(str(folder / "kernel.so")).run
+    return ctypes.CDLL(str(folder / "kernel.so")).run
 
 
 @pytest.mark.parametrize("what", TRANSFERS)

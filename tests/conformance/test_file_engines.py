@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.core.errors import KvbenchError
+from kvbench.probes.cuda_runtime import no_gpu_reason
 from kvbench.probes.file_engines import gds
 from kvbench.probes.file_engines.base import (
     Blocks,
@@ -252,9 +253,9 @@ def test_without_a_gpu_gds_says_so_before_it_touches_cufile(path: Path, buffer: 
         settings = EngineSettings(
             descriptor=file.fileno(), file_bytes=FILE_BYTES, buffer=buffer, depth=1, slot_bytes=4096
         )
-        if gds.no_gpu_reason() is None:
+        if no_gpu_reason() is None:
             pytest.skip("this host has a GPU")
-        with pytest.raises(EngineUnavailableError, match="^no GPU"):
+        with pytest.raises(EngineUnavailableError, match=r"^no GPU"):
             open_engine("gds", settings)
     assert "cuda.bindings.cufile" not in sys.modules
 
@@ -268,7 +269,7 @@ class FakeCufile:
         self.calls: list[str] = []
         self.handle: Any = None
 
-    def Descr(self) -> Any:  # noqa: N802 - the name in cuda-bindings
+    def Descr(self) -> Any:
         self.handle = SimpleNamespace(type=None, handle=SimpleNamespace(fd=None), ptr=77)
         return self.handle
 

@@ -72,6 +72,7 @@ def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, bloc
         direct=True,
         fsync="none",
         depth=depth,
+        huge_pages=False,  # as fio's default memory
         points=[(FILE_MIB * MIB, block_kib * KIB)],
         repeats=pairs,
         warmups=1,

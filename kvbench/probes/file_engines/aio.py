@@ -29,14 +29,15 @@ class _AioQueue:
         self._setup, self._destroy, self._submit, self._getevents = numbers
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
         self._syscall.restype = ctypes.c_long
+        self._syscall.argtypes = [ctypes.c_long] * 6  # without types, every argument would need an object of its own
         self._depth = settings.depth
         context = ctypes.c_ulong(0)
-        if self._syscall(ctypes.c_long(self._setup), ctypes.c_long(settings.depth), ctypes.byref(context)):
+        if self._syscall(self._setup, settings.depth, ctypes.addressof(context), 0, 0, 0):
             reason = os.strerror(ctypes.get_errno())
             raise EngineUnavailableError(
                 f"Linux AIO cannot be used here (io_setup: {reason}); use engine psync, or raise fs.aio-max-nr"
             )
-        self._context = ctypes.c_long(context.value)
+        self._context = context.value
         self._iocbs = (ctypes.c_uint64 * (_QUADS_PER_IOCB * settings.depth))()
         self._words = memoryview(self._iocbs).cast("B").cast("Q")
         self._descriptor = settings.descriptor
@@ -45,8 +46,9 @@ class _AioQueue:
         self._pointers = (ctypes.c_uint64 * settings.depth)()
         self._events = (ctypes.c_int64 * (_QUADS_PER_EVENT * settings.depth))()
         self._results = memoryview(self._events).cast("B").cast("q")
+        self._pointers_address = ctypes.addressof(self._pointers)
+        self._events_address = ctypes.addressof(self._events)
         self._pushed = 0
-        self._failed: list[tuple[int, int]] = []
 
     def push(self, slot: int, store: bool, address: int, size: int, offset: int) -> None:
         words, at = self._words, slot * _QUADS_PER_IOCB
@@ -62,9 +64,10 @@ class _AioQueue:
         failed = self._submit_pushed()
         if failed:
             return failed
-        count = self._call(self._getevents, 1, self._depth, ctypes.addressof(self._events), 0)
+        count = self._syscall(self._getevents, self._context, 1, self._depth, self._events_address, 0)
         if count < 0:
-            raise OSError(-count, os.strerror(-count))
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
         results = self._results
         return [(results[at], results[at + 2]) for at in range(0, count * _QUADS_PER_EVENT, _QUADS_PER_EVENT)]
 
@@ -73,21 +76,16 @@ class _AioQueue:
         failed: list[tuple[int, int]] = []
         start, width = 0, ctypes.sizeof(ctypes.c_uint64)
         while start < self._pushed:
-            taken = self._call(self._submit, self._pushed - start, ctypes.addressof(self._pointers) + start * width)
+            address = self._pointers_address + start * width
+            taken = self._syscall(self._submit, self._context, self._pushed - start, address, 0, 0)
             if taken > 0:
                 start += taken
                 continue
             slot = (self._pointers[start] - self._iocb_addresses[0]) // 64
-            failed.append((slot, taken))
+            failed.append((slot, -ctypes.get_errno()))
             start += 1
         self._pushed = 0
         return failed
 
-    def _call(self, number: int, *arguments: int) -> int:
-        result: int = self._syscall(
-            ctypes.c_long(number), self._context, *(ctypes.c_long(argument) for argument in arguments)
-        )
-        return result if result >= 0 else -ctypes.get_errno()
-
     def close(self) -> None:
-        self._syscall(ctypes.c_long(self._destroy), self._context)
+        self._syscall(self._destroy, self._context, 0, 0, 0, 0)

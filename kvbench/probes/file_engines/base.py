@@ -1,5 +1,6 @@
 """The protocol of file engines: blocks between an open file and a buffer, a given number of them in flight."""
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -80,11 +81,18 @@ def slot_bytes_for(block_bytes: int) -> int:
     return max(-(-block_bytes // BUFFER_ALIGNMENT), 1) * BUFFER_ALIGNMENT
 
 
-def aligned_buffer(num_bytes: int) -> memoryview:
-    """Page-aligned memory of which every page has been touched."""
+def aligned_buffer(num_bytes: int, *, huge_pages: bool = False) -> memoryview:
+    """Page-aligned private memory, as an allocator gives it, of which every page has been touched.
+
+    With huge pages a large block is a few pieces for the disk's driver instead of one per 4 KiB, which doubled direct
+    loads here. Shared anonymous memory (Python's default) is slower still.
+    """
     import mmap
 
-    memory = mmap.mmap(-1, max(num_bytes, 1))
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them; `in_huge_pages` tells
+            memory.madvise(mmap.MADV_HUGEPAGE)
     view = memoryview(memory)
     for start in range(0, len(view), BUFFER_ALIGNMENT):
         view[start] = 0
