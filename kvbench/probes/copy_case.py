@@ -162,8 +162,8 @@ def _coldness(points: Sequence[_Point], on_gpu: bool, nothing: bool) -> dict[str
     if nothing:
         return {"cold": None, "cold_evidence": "no bytes are touched"}
     cache_bytes = last_level_cache_bytes()
-    passed = sum(point.total_bytes for point in points)
-    turn = f"points take turns over {format_bytes(passed)} a round, from up to {_VARIANTS} lists of places each"
+    passed = sum(2 * point.total_bytes for point in points)  # a copy brings its source and its target through the cache
+    turn = f"points take turns and touch {format_bytes(passed)} a round, from up to {_VARIANTS} lists of places each"
     if cache_bytes is None:
         return {"cold": None, "cold_evidence": f"{turn}; the size of the last-level cache is unknown here"}
     evidence = f"{turn}; the last-level cache holds {format_bytes(cache_bytes)}"

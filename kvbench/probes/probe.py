@@ -260,7 +260,12 @@ def _limits(planned: Sequence[PlannedCase], cases: Sequence[ProbeCase]) -> tuple
 def _anchors(plan: TransferPlan, gpu: str | None, *, has_gpu: bool) -> tuple[Anchor, ...]:
     """Lines from the plan, and for copies to or from a GPU what its link is known to carry."""
     anchors = [
-        Anchor(name=line.name, bytes_per_s=line.bytes_per_s, origin=Origin(provenance="spec", source=line.source))
+        Anchor(
+            name=line.name,
+            bytes_per_s=line.bytes_per_s,
+            origin=Origin(provenance="spec", source=line.source),
+            direction=line.direction,
+        )
         for line in plan.anchors
     ]
     if not set(plan.directions) & {"h2d", "d2h", "duplex"} and gpu is None:

@@ -42,6 +42,7 @@ class AnchorLine:
     name: str
     bytes_per_s: float
     source: str
+    direction: ProbeDirection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,7 @@ def _schema() -> "type[BaseModel]":
         name: str
         rate: bandwidth
         source: str
+        direction: Literal["h2h", "h2d", "d2h", "duplex", "load", "store"] | None = None
 
     class Plan(Strict):
         question: Annotated[str, Field(min_length=1)]
@@ -272,7 +274,8 @@ def _schema() -> "type[BaseModel]":
                 tp=self.tp,
                 page_tokens=self.page_tokens,
                 anchors=tuple(
-                    AnchorLine(name=line.name, bytes_per_s=line.rate, source=line.source) for line in self.anchors
+                    AnchorLine(name=line.name, bytes_per_s=line.rate, source=line.source, direction=line.direction)
+                    for line in self.anchors
                 ),
             )
 

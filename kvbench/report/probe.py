@@ -13,7 +13,8 @@ from kvbench.results.document import Document
 from kvbench.results.probe import ProbeCase, ProbeResult, SizePoint
 
 _MOST_LINES = 6
-_MOST_TICKS = 9
+_MOST_TICKS = 6
+_MOST_LINES_INSIDE = 4
 
 
 def terminal(document: Document[ProbeResult], console: Console) -> None:
@@ -256,6 +257,7 @@ def _plot(result: ProbeResult, cases: Sequence[ProbeCase]) -> LinePlot:
             dashed=True,
         )
         for anchor in result.anchors
+        if anchor.direction in (None, cases[0].direction)
     ]
     marked = [
         MarkedPoint(
@@ -264,9 +266,9 @@ def _plot(result: ProbeResult, cases: Sequence[ProbeCase]) -> LinePlot:
             label=f"crossover at {_size(crossing.segment_bytes)}",
         )
         for crossing in result.crossovers
-        if crossing.faster_above in curves
+        if {crossing.faster_above, crossing.faster_below} <= curves.keys()
     ]
-    whole = all(case.curve()[0].segments <= case.concurrency for case in lines if case.curve())
+    whole = all(len(case.curve()) == 1 for case in lines)
     left_out = f", the fastest {_MOST_LINES} of {len(cases)} cases" if len(cases) > len(lines) else ""
     return LinePlot(
         title=f"Bandwidth of {cases[0].direction} over {'transfer' if whole else 'segment'} size{left_out}",
@@ -276,7 +278,8 @@ def _plot(result: ProbeResult, cases: Sequence[ProbeCase]) -> LinePlot:
         marked=tuple(marked),
         x_format=_size,
         y_format=format_bandwidth,
-        x_ticks=tuple(xs) if len(xs) <= _MOST_TICKS else (),
+        x_ticks=tuple(xs[:: -(-len(xs) // _MOST_TICKS)]),
+        legend_beside=len(series) + len(marked) > _MOST_LINES_INSIDE,
     )
 
 

@@ -158,11 +158,12 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What a link is known to carry elsewhere: a line to hold the measurement against."""
+    """What a link is known to carry elsewhere: a line to hold the measurement against; `direction` None suits all."""
 
     name: str
     bytes_per_s: float
     origin: Origin
+    direction: ProbeDirection | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,29 @@
 Both move all blocks of a file of their own, in random order, with one buffer per request in flight. The case is the one
 that the command's child runs; after every sample it emits, fio moves the same blocks, so that the two of a pair are a
 moment apart and a busy neighbour disturbs both alike. fio has no depth for psync: its jobs stand for it, as threads do
-here. Exit code 1: a median of paired ratios is off by more than ten per cent.
+here. How the pages of a buffer lie in physical memory changes a direct transfer by up to a factor of two, so both use
+the same buffer, files in /dev/shm.
+
+Exit code 1: a median of paired ratios is off by more than ten per cent.
 """
 
 import contextlib
+import ctypes
 import itertools
 import json
+import mmap
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pytest
 
 from kvbench.core.units import KIB, MIB
 from kvbench.probes import file_case
@@ -33,15 +41,40 @@ FILE_MIB = 256
 MOST_DIFFERENT = 0.10
 
 
-def fio_bytes_per_s(file: Path, *, engine: str, direction: str, depth: int, block_kib: int, seed: int) -> float:
-    """Bandwidth of one fio run over the whole file."""
-    jobs = depth if engine == "psync" else 1
+@contextlib.contextmanager
+def shared_buffer(files: int, file_bytes: int) -> Iterator[tuple[list[Path], memoryview]]:
+    """Files that fio's jobs can map, and one buffer here that is all of them in a row."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    whole = mmap.mmap(-1, files * file_bytes)
+    view = memoryview(whole)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    map_fixed = 0x10
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        paths = [Path(folder) / f"buffer{index}" for index in range(files)]
+        for index, path in enumerate(paths):
+            path.write_bytes(bytes(file_bytes))
+            path.with_suffix(".kept").hardlink_to(path)  # should fio remove the name it was given
+            with path.open("r+b") as file:
+                place = start + index * file_bytes
+                access, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | map_fixed
+                assert libc.mmap(place, file_bytes, access, flags, file.fileno(), 0) == place
+        yield paths, view
+
+
+def fio_bytes_per_s(
+    file: Path, *, engine: str, direction: str, depth: int, block_kib: int, seed: int, buffers: Sequence[Path]
+) -> float:
+    """Bandwidth of one fio run over the whole file; one job per buffer."""
+    jobs = len(buffers)
     command = [
-        "fio", "--name=compare", f"--filename={file}", f"--size={FILE_MIB}M", f"--io_size={FILE_MIB // jobs}M",
+        "fio", f"--filename={file}", f"--size={FILE_MIB}M", f"--io_size={FILE_MIB // jobs}M",
         f"--rw={DIRECTIONS[direction]}", f"--bs={block_kib}k", "--direct=1", f"--ioengine={ENGINES[engine]}",
-        f"--iodepth={1 if engine == 'psync' else depth}", f"--numjobs={jobs}", "--thread", "--group_reporting",
-        f"--randseed={seed}", "--output-format=json",
+        f"--iodepth={depth // jobs}", "--thread", "--group_reporting", f"--randseed={seed}", "--output-format=json",
     ]  # fmt: skip
+    for index, buffer in enumerate(buffers):
+        command += [f"--name=job{index}", f"--iomem=mmapshared:{buffer}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read" if direction == "load" else "write"]
     return float(job["io_bytes"]) / (float(job["runtime"]) / 1000)
@@ -49,18 +82,17 @@ def fio_bytes_per_s(file: Path, *, engine: str, direction: str, depth: int, bloc
 
 def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, block_kib: int, pairs: int) -> list[float]:
     """kvbench's bandwidth over fio's, of every pair."""
-    theirs = folder / "fio.dat"
     ratios: list[float] = []
     refusals: list[str] = []
+    fio = partial(
+        fio_bytes_per_s, folder / "fio.dat", engine=engine, direction=direction, depth=depth, block_kib=block_kib
+    )
 
-    def fio(seed: int) -> float:
-        return fio_bytes_per_s(theirs, engine=engine, direction=direction, depth=depth, block_kib=block_kib, seed=seed)
-
-    def emit(record: dict[str, Any]) -> None:
+    def emit(buffers: Sequence[Path], record: dict[str, Any]) -> None:
         if record["record"] == "sample":
-            ratios.append(record["bytes"] / record["seconds"] / fio(len(ratios) + 1))
+            ratios.append(record["bytes"] / record["seconds"] / fio(seed=len(ratios) + 1, buffers=buffers))
         elif record["record"] == "stage" and record["text"].startswith("timing"):
-            fio(0)  # the first run lays out the file
+            fio(seed=0, buffers=buffers)  # the first run lays out the file
             os.sync()
         elif record["record"] in ("skipped", "warning"):
             refusals.append(str(record))
@@ -79,7 +111,13 @@ def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, bloc
         file_bytes=FILE_MIB * MIB,
         time_s=600.0,
     )
-    file_case.measure(asdict(case), emit)
+    jobs = depth if engine == "psync" else 1
+    with (
+        shared_buffer(jobs, depth // jobs * block_kib * KIB) as (paths, view),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(file_case, "aligned_buffer", lambda *_, **__: view)
+        file_case.measure(asdict(case), partial(emit, paths))
     if refusals:
         raise SystemExit("; ".join(refusals))
     return ratios
