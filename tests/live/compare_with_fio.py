@@ -1,6 +1,6 @@
 """Runs fio between the samples of `kvbench probe file`, with the same engine, block, depth and O_DIRECT.
 
-    python tests/live/compare_with_fio.py DIRECTORY [PAIRS]
+    python tests/live/compare_with_fio.py DIRECTORY [PAIRS] [ENGINE or DIRECTION…]
 
 Both move all blocks of a file of their own, in random order, with one buffer per request in flight. The case is the one
 that the command's child runs; after every sample it emits, fio moves the same blocks, so that the two of a pair are a
@@ -72,6 +72,7 @@ def fio_bytes_per_s(
         "fio", f"--filename={file}", f"--size={FILE_MIB}M", f"--io_size={FILE_MIB // jobs}M",
         f"--rw={DIRECTIONS[direction]}", f"--bs={block_kib}k", "--direct=1", f"--ioengine={ENGINES[engine]}",
         f"--iodepth={depth // jobs}", "--thread", "--group_reporting", f"--randseed={seed}", "--output-format=json",
+        "--scramble_buffers=0",  # else fio writes into every sector of a block before it stores it
     ]  # fmt: skip
     for index, buffer in enumerate(buffers):
         command += [f"--name=job{index}", f"--iomem=mmapshared:{buffer}"]
@@ -129,7 +130,9 @@ def main(arguments: Sequence[str]) -> int:
     pairs = int(arguments[1]) if len(arguments) > 1 else 21
     print(f"bandwidth of kvbench / fio, median of {pairs} paired ratios (middle half), O_DIRECT, {FILE_MIB} MiB")
     off = total = 0
-    combinations = itertools.product(ENGINES, DIRECTIONS, DEPTHS, BLOCKS_KIB)
+    engines = [name for name in ENGINES if name in arguments[2:]] or list(ENGINES)
+    directions = [name for name in DIRECTIONS if name in arguments[2:]] or list(DIRECTIONS)
+    combinations = itertools.product(engines, directions, DEPTHS, BLOCKS_KIB)
     with tempfile.TemporaryDirectory(dir=directory) as folder, contextlib.suppress(KeyboardInterrupt):
         for engine, direction, depth, block_kib in combinations:
             ratios = paired_ratios(
