@@ -52,7 +52,7 @@ def probe(
     cases = list(planned_cases(plan, has_gpu=reason is None))
     anchors = _anchors(plan, gpu, has_gpu=reason is None)
     done: list[ProbeCase] = []
-    warnings: list[Warning_] = []
+    taken: list[float] = []
     interrupted = False
     for number, case in enumerate(cases):
         left_s = plan.total_s - (time.monotonic() - started)
@@ -61,8 +61,7 @@ def probe(
         child = _run(case, plan, shape, reason, interrupted, left_s, run, progress, number / len(cases))
         after = cpu_times()
         if before and after and child.of_kind("sample"):
-            taken_ratio = taken_by_others_ratio(before, after, own_s=own_cpu_s() - own_before_s)
-            warnings += busy_host_warnings(case.name, taken_ratio)
+            taken.append(taken_by_others_ratio(before, after, own_s=own_cpu_s() - own_before_s))
         interrupted = interrupted or child.interrupted
         done.append(_finished(case, child, (*load_before, *_load_average())))
     return ProbeResult(
@@ -75,7 +74,7 @@ def probe(
         limits=_limits(cases, done),
         interrupted=interrupted,
         elapsed_s=time.monotonic() - started,
-        warnings=(*warnings, *_stand_in_warning(done)),
+        warnings=(*_busy_warning(plan.name, taken), *_stand_in_warning(done)),
     )
 
 
@@ -296,6 +295,11 @@ def _catalogue_name(found: tuple[Gpu, ...] | str) -> str | None:
         with contextlib.suppress(UsageError, KvbenchError):
             return find_gpu("-".join(words[:count])).name
     return None
+
+
+def _busy_warning(plan: str, taken: Sequence[float]) -> list[Warning_]:
+    """One doubt for the whole plan: what others took in the case that lost most."""
+    return busy_host_warnings(f"plan {plan}", max(taken, default=0.0))
 
 
 def _stand_in_warning(cases: Sequence[ProbeCase]) -> tuple[Warning_, ...]:

@@ -12,6 +12,7 @@ from kvbench.results.host_paths import MeasuredPath, TransferSample
 from kvbench.results.probe import Crossover, ProbeCase, ProbeFit, ProbeSample, SizePoint
 
 _TIE_RATIO = 1.05
+_LEAST_SAMPLES = 3
 
 
 def fitted(samples: Sequence[ProbeSample]) -> ProbeFit | None:
@@ -90,7 +91,10 @@ def case_warnings(samples: Sequence[ProbeSample], fit: ProbeFit | None) -> list[
 
 
 def crossovers(cases: Sequence[ProbeCase]) -> tuple[Crossover, ...]:
-    """Segment sizes where the fastest of the cases changes; a lead of less than 5 % is a tie and changes nothing."""
+    """Segment sizes where the fastest of the cases changes.
+
+    A lead counts from 5 % on, and only where the intervals of the two medians do not touch; anything else is a tie.
+    """
     curves = {case.name: {point.segment_bytes: point for point in case.curve()} for case in cases}
     curves = {name: curve for name, curve in curves.items() if len(curve) > 1}
     sizes = sorted(set.intersection(*(set(curve) for curve in curves.values()))) if len(curves) > 1 else []
@@ -99,8 +103,9 @@ def crossovers(cases: Sequence[ProbeCase]) -> tuple[Crossover, ...]:
     led_at = 0
     for size in sizes:
         ranked = sorted(curves, key=lambda name: curves[name][size].median_s)
-        ahead = curves[ranked[1]][size].median_s / curves[ranked[0]][size].median_s
-        if ahead < _TIE_RATIO:
+        first, second = curves[ranked[0]][size], curves[ranked[1]][size]
+        few = min(first.count, second.count) < _LEAST_SAMPLES
+        if few or second.median_s / first.median_s < _TIE_RATIO or first.high_s >= second.low_s:
             continue
         if leader is not None and ranked[0] != leader:
             found.append(_crossing(curves[leader], curves[ranked[0]], led_at, size, leader, ranked[0]))

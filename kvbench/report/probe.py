@@ -100,6 +100,9 @@ def _details(result: ProbeResult) -> tuple[str, ...]:
         f"below that {crossing.faster_below}."
         for crossing in result.crossovers
     ]
+    swept = [case for case in result.cases if len(case.curve()) > 1 and case.method != "null"]
+    if not lines and len({case.method for case in swept}) > 1:
+        lines.append("No crossover: beyond the noise, no way of copying overtakes another as segments grow.")
     lines += [
         f"{case.name}: the arithmetic beside it went {case.beside_slowdown_ratio:.0%} slower."
         for case in result.cases

@@ -45,6 +45,7 @@ def case(name: str, curve: dict[int, float], **changes: Any) -> ProbeCase:
     samples = tuple(
         ProbeSample(bytes=16 * MIB, segments=16 * MIB // segment, seconds=16 * MIB / rate)
         for segment, rate in curve.items()
+        for _ in range(3)
     )
     settings: dict[str, Any] = {
         "name": name, "path": "dram:", "direction": "h2h", "method": name, "layout": "scattered", "concurrency": 1,
@@ -82,3 +83,15 @@ def test_a_path_takes_the_segments_that_carried_most() -> None:
     assert path.fixed_s == pytest.approx(1e-4)
     assert {sample.bytes for sample in path.samples} == {MIB, 16 * MIB}
     assert measured_path(case("gather", {4 * KIB: 1e9}), "dram", "h2h") is None
+
+
+def test_a_lead_inside_the_noise_is_no_crossover() -> None:
+    def noisy(name: str, curve: dict[int, float]) -> ProbeCase:
+        samples = tuple(
+            ProbeSample(bytes=16 * MIB, segments=16 * MIB // segment, seconds=16 * MIB / rate * factor)
+            for segment, rate in curve.items()
+            for factor in (0.5, 0.8, 1.0, 1.3, 2.0)
+        )
+        return case(name, {}, samples=samples)
+
+    assert crossovers([noisy("a", {4 * KIB: 1e9, MIB: 2e9}), noisy("b", {4 * KIB: 1.2e9, MIB: 1.7e9})]) == ()

@@ -35,14 +35,15 @@ class PsyncEngine:
             place = None if blocks.places is None else blocks.places[index]
             view = slot[:size] if place is None else whole[place : place + size]
             done = 0
-            while done < size:  # the kernel may move less than was asked for
+            while done < size:
                 try:
-                    moved = move(descriptor, [view[done:]], offset + done)
+                    moved = move(descriptor, [view], offset + done)
                 except OSError as error:
                     raise refused(self._settings, blocks, index, error.errno or 0) from error
                 if moved == 0:
                     raise ended_early(blocks, index, done)
                 done += moved
+                view = view[moved:]  # the kernel may move less than was asked for
             if blocks.sync_each:
                 os.fdatasync(descriptor)
 
