@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PYTEST_ARGS ?=
 
-DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results/kv?size=1GiB'
+DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results?size=1GiB'
 DEMO_COMMAND := load-vs-recompute qwen3-0.6b --measure $(DEMO_TIERS) --tokens 256,1024,4096,16384
 
 GPU_PLANS := h2d d2h duplex page-sweep layouts overlap contention

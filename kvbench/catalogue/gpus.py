@@ -43,7 +43,7 @@ def _unknown(name: str, wanted: str) -> str:
     close = [spellings[match] for match in get_close_matches(wanted[:100], spellings, n=3, cutoff=0.5)]
     meant = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(gpu_names())}."
     shown = name if len(name) <= 60 else f"{name[:57]}..."
-    return f"GPU {shown!r} is not known; {meant} For any other GPU give --peak-flops"
+    return f"GPU {shown!r} is not known; {meant} For any other GPU name the closest and give --peak-flops"
 
 
 @cache

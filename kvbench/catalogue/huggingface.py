@@ -181,6 +181,11 @@ def _name_of(file: Path) -> str:
     return resolved.parent.name or resolved.stem if resolved.name == "config.json" else resolved.stem
 
 
+def is_known(architecture: str) -> bool:
+    """Whether layers of this architecture are built as published, not as `--assume` says."""
+    return architecture in ARCHITECTURES
+
+
 def model_from_config(
     config: Mapping[str, object], *, name: str, source: str = "config.json", assume: str | None = None
 ) -> Model:
@@ -247,13 +252,17 @@ def _language_model(config: Mapping[str, object], source: str) -> tuple[Mapping[
 
 def _architecture(values: Mapping[str, object], config: Mapping[str, object], source: str) -> str:
     """The class of the language model: `architectures` of the file, else of its text_config, else the model_type."""
+    inner = values.get("model_type") if values is not config else None
     for keys in (config, values):
         named = keys.get("architectures")
         if named is None or named == []:
             continue
         if not isinstance(named, (list, tuple)) or not isinstance(named[0], str):
             raise UsageError(f"{source}: architectures must be a list of names; copy the model's own config.json")
-        return SAME_AS.get(named[0], named[0])
+        known = SAME_AS.get(named[0], named[0])
+        if known not in ARCHITECTURES and isinstance(inner, str) and inner in MODEL_TYPES:
+            return MODEL_TYPES[inner]  # a wrapper nobody listed around a language model that is known
+        return known
     for keys in (values, config):
         model_type = keys.get("model_type")
         if isinstance(model_type, str):

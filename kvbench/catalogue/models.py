@@ -42,6 +42,8 @@ def find_model(name_or_path: str, *, assume: str | None = None) -> CatalogueEntr
     Names are matched without regard to case: the id (`qwen3-8b`), the Hugging Face name with or without its
     organisation (`Qwen/Qwen3-8B`), or an alias (`deepseek-r1`). A path begins with `.`, `/` or `~`, or exists.
     """
+    if not name_or_path.strip():
+        raise UsageError("the model name is empty; name one of the catalogue (--list) or the path of a config.json")
     model_id = _catalogue_id(name_or_path)
     if model_id is not None:
         return _entry(model_id)
@@ -106,8 +108,8 @@ def _entry(model_id: str) -> CatalogueEntry:
 def _unknown(name: str) -> str:
     shown = name if len(name) <= 80 else f"{name[:77]}..."
     wanted = name.lower()[:200]
-    close = get_close_matches(wanted, catalogue_names(), n=3, cutoff=0.5)
+    close = get_close_matches(wanted, catalogue_names(), n=3, cutoff=0.6)
     if not close:
-        close = get_close_matches(wanted.rpartition("/")[2], catalogue_names(), n=3, cutoff=0.5)
+        close = get_close_matches(wanted.rpartition("/")[2], catalogue_names(), n=3, cutoff=0.6)
     meant = f"did you mean {' or '.join(close)}?" if close else f"it has {len(catalogue_names())} others."
     return f"model {shown!r} is not in the catalogue; {meant} For any other model pass the path of its config.json"

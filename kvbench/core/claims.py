@@ -1,6 +1,6 @@
 """Checks of what somebody claims about a tiered cache against what the model and the machine allow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.core.provenance import Warning_
@@ -68,17 +68,34 @@ def check_tail(shares: tuple[MixShare, ...]) -> tuple[Warning_, ...]:
     )
 
 
-def check_bytes_per_token(claimed_bytes: int, exact_bytes: int, model: str) -> tuple[Warning_, ...]:
-    """A claimed cache size per token against the one the config gives."""
-    if abs(claimed_bytes - exact_bytes) <= SIZE_TOLERANCE * exact_bytes:
+def check_slow_hits(shares: tuple[MixShare, ...]) -> tuple[Warning_, ...]:
+    """A hit that takes longer than a miss is one the engine should not take."""
+    miss_s = next((share.t_s for share in shares if share.tier == "miss"), None)
+    return tuple(
+        Warning_(
+            code="hit-slower-than-miss",
+            message=(
+                f"a hit in {share.tier} takes {format_duration(share.t_s)}, recomputing takes "
+                f"{format_duration(miss_s)}; E[T] charges the hit"
+            ),
+            remedy=f"recompute instead of loading from {share.tier} at this length, or count its share as a miss",
+        )
+        for share in shares
+        if miss_s is not None and share.probability_ratio > 0 and share.t_s > miss_s
+    )
+
+
+def check_bytes_per_token(claimed_bytes: int, exact_bytes: Sequence[int], model: str) -> tuple[Warning_, ...]:
+    """A claimed cache size per token against those the config gives: averages, and what one more token adds."""
+    if any(abs(claimed_bytes - exact) <= SIZE_TOLERANCE * exact for exact in exact_bytes):
         return ()
+    nearest = min(exact_bytes, key=lambda exact: abs(claimed_bytes - exact))
     return (
         Warning_(
             code="impossible-bytes-per-token",
             message=(
                 f"claimed {claimed_bytes} B per token ({format_bytes(claimed_bytes)}), "
-                f"but {model} stores {exact_bytes} B "
-                f"({format_bytes(exact_bytes)}): {claimed_bytes / exact_bytes:.2f} times"
+                f"but {model} stores {nearest} B ({format_bytes(nearest)}): {claimed_bytes / nearest:.2f} times"
             ),
             remedy="check layers, KV heads, element bytes and K+V (factor 2) of the claim",
         ),
@@ -86,7 +103,7 @@ def check_bytes_per_token(claimed_bytes: int, exact_bytes: int, model: str) -> t
 
 
 def check_request_rate(*, claimed_per_s: float, miss_ratio: float, prefill_floor_s: float) -> tuple[Warning_, ...]:
-    """A claimed request rate against the prefill roofline: rate ≤ 1 / (miss share · F/P over all ranks)."""
+    """A claimed request rate against the prefill roofline: rate ≤ 1 / (miss share · F/(ranks·P))."""
     busy_s = miss_ratio * prefill_floor_s
     if claimed_per_s * busy_s <= 1:
         return ()
@@ -95,7 +112,7 @@ def check_request_rate(*, claimed_per_s: float, miss_ratio: float, prefill_floor
             code="impossible-request-rate",
             message=(
                 f"{claimed_per_s:g} requests/s with {miss_ratio:.0%} misses needs {claimed_per_s * busy_s:.1f} times "
-                f"the machine: one miss takes {format_duration(prefill_floor_s)} at peak FLOP/s, "
+                f"the machine: one miss keeps all ranks busy for {format_duration(prefill_floor_s)} at peak FLOP/s, "
                 f"so at most {1 / busy_s:.3g}/s"
             ),
             remedy="check prefix length, GPU count and hit share of the claim",

@@ -4,7 +4,8 @@ From kernel latencies that ai-dynamo/aiconfigurator at 095f58a collected (vLLM 0
 A100; batch 1, causal, BF16, head width 128). Attention over N tokens is fitted as η = η_max·N / (N + N_half).
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvbench.core.errors import UsageError
 from kvbench.core.gpu import Gpu
@@ -14,7 +15,7 @@ from kvbench.core.gpu import Gpu
 class EfficiencyPriors:
     """Shares of peak for GEMMs, fused experts and attention, and bus rates of the two collectives that prefill uses.
 
-    `notes` name every number that was taken over from another GPU or dtype, scaled, or assumed.
+    `substitutions` say, per field, which number was taken over from another GPU or dtype, scaled, or assumed.
     """
 
     gemm_ratio: float
@@ -23,7 +24,12 @@ class EfficiencyPriors:
     attention_half_tokens: float
     allreduce_bytes_per_s: float | None
     allgather_bytes_per_s: float | None
-    notes: tuple[str, ...] = ()
+    substitutions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each substitution once."""
+        return tuple(dict.fromkeys(self.substitutions.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,18 +94,24 @@ def efficiency_priors(gpu: Gpu, *, weight_dtype: str) -> EfficiencyPriors:
     """Priors for a GPU and the dtype that its linear layers compute in, with a note for each that is not its own."""
     row = gpu.name if gpu.name in _MEASURED else _STAND_INS.get(gpu.name, "H100-SXM")
     measured = _MEASURED[row]
-    notes = [] if row == gpu.name else [f"efficiencies of {row} stand in for {gpu.name}, which was not measured"]
-    if weight_dtype not in _CLOSEST_DTYPES:
-        raise UsageError(f"weight dtype {weight_dtype!r} is not known; use one of {', '.join(_CLOSEST_DTYPES)}")
+    check_weight_dtype(weight_dtype)
     gemm, gemm_note = _of_dtype(measured.gemm, weight_dtype, "GEMM")
     ceiling = _matmul_ceiling(gpu, weight_dtype)
     if ceiling is not None and ceiling < gemm:
         gemm, gemm_note = ceiling, f"GEMM efficiency is the best matmul measured on {gpu.name}: {ceiling:.0%} of peak"
     moe, moe_note = _of_dtype(measured.moe, weight_dtype, "expert")
     if measured.moe_of:
-        notes.append(f"expert efficiency was measured on {measured.moe_of}, not on {gpu.name}")
+        moe_note = f"expert efficiency was measured on {measured.moe_of}, not on {gpu.name}"
     allreduce, allgather, bus_note = _bus_rates(gpu)
-    notes += [note for note in (gemm_note, moe_note, bus_note) if note]
+    stand_in = None if row == gpu.name else f"efficiencies of {row} stand in for {gpu.name}, which was not measured"
+    substitutions = {
+        "gemm_ratio": gemm_note or stand_in,
+        "moe_ratio": moe_note or stand_in,
+        "attention_max_ratio": stand_in,
+        "attention_half_tokens": stand_in,
+        "allreduce_bytes_per_s": bus_note,
+        "allgather_bytes_per_s": bus_note,
+    }
     return EfficiencyPriors(
         gemm_ratio=gemm,
         moe_ratio=moe,
@@ -107,8 +119,15 @@ def efficiency_priors(gpu: Gpu, *, weight_dtype: str) -> EfficiencyPriors:
         attention_half_tokens=measured.attention_half_tokens,
         allreduce_bytes_per_s=allreduce,
         allgather_bytes_per_s=allgather,
-        notes=tuple(notes),
+        substitutions={name: note for name, note in substitutions.items() if note},
     )
+
+
+def check_weight_dtype(name: str) -> str:
+    """The name, if it is a dtype that linear layers compute in; else it is refused with the list."""
+    if name not in _CLOSEST_DTYPES:
+        raise UsageError(f"weight dtype {name!r} is not known; use one of {', '.join(_CLOSEST_DTYPES)}")
+    return name
 
 
 def _matmul_ceiling(gpu: Gpu, dtype: str) -> float | None:

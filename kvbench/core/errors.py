@@ -13,6 +13,10 @@ class UsageError(KvbenchError):
     exit_code = 2
 
 
+class LayoutError(UsageError):
+    """A model cannot be laid out or stored this way; a sweep skips the combination and goes on."""
+
+
 class MissingDependencyError(KvbenchError):
     """An optional package is not installed; the message carries the install command."""
 

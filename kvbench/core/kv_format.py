@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvbench.core.errors import UsageError
+from kvbench.core.errors import LayoutError, UsageError
 from kvbench.core.layers import Attention, LatentAttention, RecurrentState
 
 # Bytes per element and bytes of scale per `scale_block` elements (0: one scale per head row). Per-tensor formats keep
@@ -67,7 +67,7 @@ def _side_bytes(width: int, kv_dtype: str) -> int:
 def head_row_bytes(attention: Attention, kv_dtype: str) -> int:
     """Bytes of K and V per token and KV head."""
     if kv_dtype in _MLA_ONLY:
-        raise UsageError(
+        raise LayoutError(
             f"kv dtype {kv_dtype} is a layout of MLA rows, but the model has layers that store K and V per head; "
             "use bf16, fp8 or nvfp4"
         )

@@ -5,13 +5,14 @@ vLLM does). Copies are counted, not assumed away: GQA beyond its KV heads, MLA o
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from typing import Literal
 
-from kvbench.core.errors import UsageError
+from kvbench.core.errors import LayoutError
 from kvbench.core.kv_format import KvFormat, head_row_bytes, latent_row_bytes, resident_tokens, state_bytes
-from kvbench.core.layers import Attention, LatentAttention, Layer, RecurrentState
+from kvbench.core.layers import Attention, LatentAttention, Layer, MoeFeedForward, RecurrentState
 from kvbench.core.model import Model
 
 CpMode = Literal["all-gather", "ring", "layer-split", "dcp"]
@@ -76,18 +77,23 @@ def check_parallelism(model: Model, parallelism: Parallelism) -> None:
     p = parallelism
     for name in ("tp", "pp", "cp", "dp_attention", "ep"):
         if getattr(p, name) < 1:
-            raise UsageError(f"{name} is {getattr(p, name)}; it must be 1 or more")
+            raise LayoutError(f"--{name.replace('_', '-')} {getattr(p, name)} must be 1 or more")
     inner = p.dp_attention * p.token_shards
     if p.tp % inner:
-        raise UsageError(
+        raise LayoutError(
             f"tp {p.tp} is not divisible by dp_attention × cp = {inner}; attention TP is tp / (dp_attention × cp)"
         )
     if p.pp > len(model.layers):
-        raise UsageError(
+        raise LayoutError(
             f"pp {p.pp} exceeds the {len(model.layers)} layers of {model.name}; use pp <= {len(model.layers)}"
         )
     if p.tp % p.ep:
-        raise UsageError(f"ep {p.ep} does not divide tp {p.tp}; expert parallelism spreads experts over the tp ranks")
+        raise LayoutError(f"ep {p.ep} does not divide tp {p.tp}; expert parallelism spreads experts over the tp ranks")
+    experts = max(
+        (f.experts for f in (layer.feed_forward for layer in model.layers) if isinstance(f, MoeFeedForward)), default=1
+    )
+    if p.ep > experts:
+        raise LayoutError(f"ep {p.ep} exceeds the {experts} experts of {model.name}; use ep <= {experts}")
     _check_heads(model, p)
 
 
@@ -95,21 +101,21 @@ def _check_heads(model: Model, p: Parallelism) -> None:
     tp = p.attention_tp
     for mixer in model.mixers():
         if mixer.heads % tp:
-            raise UsageError(
+            raise LayoutError(
                 f"attention TP {tp} does not divide the {mixer.heads} heads of {model.name}; use one of "
                 f"{', '.join(str(d) for d in divisors(mixer.heads))}"
             )
         if isinstance(mixer, Attention) and mixer.kv_heads % tp and tp % mixer.kv_heads:
-            raise UsageError(
+            raise LayoutError(
                 f"attention TP {tp} neither divides nor is a multiple of the {mixer.kv_heads} KV heads of {model.name}"
             )
         if p.cp_mode == "dcp" and isinstance(mixer, Attention) and p.cp > max(1, tp // mixer.kv_heads):
-            raise UsageError(
+            raise LayoutError(
                 f"cp {p.cp} in mode dcp exceeds the {max(1, tp // mixer.kv_heads)} attention-TP ranks that hold the "
                 f"same KV head of {model.name}; raise tp or lower cp"
             )
     if p.cp_mode == "dcp" and tp % p.cp:
-        raise UsageError(f"cp {p.cp} in mode dcp does not divide attention TP {tp}")
+        raise LayoutError(f"cp {p.cp} in mode dcp does not divide attention TP {tp}")
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -215,23 +221,46 @@ class CacheLayout:
             rank = unique = latent_row_bytes(mixer, self.kv_format.kv_dtype) + index
         return _RowGroup(layers=count, mixer=mixer, rank_row_bytes=rank, unique_row_bytes=unique, index_row_bytes=index)
 
+    def _row_bytes(self, group: _RowGroup, tokens: int, cp_rank: int) -> tuple[int, int]:
+        """Bytes of one layer of the group on one rank: all, and the index key's part; layer-split divides layers."""
+        p = self.parallelism
+        held = held_index = resident_tokens(group.mixer, tokens, self.kv_format)
+        if p.cp > 1 and p.cp_mode in ("ring", "dcp"):
+            held = share(held, p.cp, cp_rank)
+            held_index = held if p.cp_mode == "ring" else held_index  # SGLang keeps the index key whole under DCP
+        index = group.index_row_bytes * held_index
+        return index + (group.rank_row_bytes - group.index_row_bytes) * held, index
+
     def _rank_bytes(self, stage: _Stage, tokens: int, cp_rank: int) -> tuple[int, int, int]:
         """Bytes of one rank: all, index key, state."""
         p = self.parallelism
         total = index = 0
         for group in stage.rows:
-            resident = resident_tokens(group.mixer, tokens, self.kv_format)
-            layers, held, held_index = group.layers, resident, resident
-            if p.cp > 1 and p.cp_mode == "layer-split":
-                layers = share(layers, p.cp, cp_rank)
-            elif p.cp > 1 and p.cp_mode == "ring":
-                held = held_index = share(resident, p.cp, cp_rank)
-            elif p.cp > 1 and p.cp_mode == "dcp":
-                held = share(resident, p.cp, cp_rank)  # SGLang keeps the index key whole on every rank
-            index += layers * group.index_row_bytes * held_index
-            total += layers * (group.rank_row_bytes - group.index_row_bytes) * held
+            split = p.cp > 1 and p.cp_mode == "layer-split"
+            layers = share(group.layers, p.cp, cp_rank) if split else group.layers
+            row, row_index = self._row_bytes(group, tokens, cp_rank)
+            total += layers * row
+            index += layers * row_index
         state = stage.rank_state_bytes if tokens else 0
-        return total + index + state, index, state
+        return total + state, index, state
+
+    def layer_bytes(self, tokens: int) -> tuple[float, ...]:
+        """Bytes of each layer that holds cache, in layer order, on the fullest rank of the fullest stage."""
+        stage = max(range(len(self.stages)), key=lambda i: self._rank_bytes(self.stages[i], tokens, 0)[0])
+        start = sum(stage_sizes(len(self.model.layers), self.parallelism.pp)[:stage])
+        stop = start + stage_sizes(len(self.model.layers), self.parallelism.pp)[stage]
+        rows = {group.mixer: float(self._row_bytes(group, tokens, 0)[0]) for group in self.stages[stage].rows}
+        states = self.stages[stage].state_layers
+        state = self.stages[stage].rank_state_bytes / states if states and tokens else 0.0
+        kept = (layer.mixer for layer in self.model.layers[start:stop])
+        sizes = [
+            state if isinstance(m, RecurrentState) else rows[m]
+            for m in kept
+            if isinstance(m, RecurrentState) or m in rows
+        ]
+        if self.parallelism.cp > 1 and self.parallelism.cp_mode == "layer-split":
+            return tuple(sizes[:: self.parallelism.cp])
+        return tuple(sizes)
 
     def at(self, tokens: int) -> CacheBytes:
         """Bytes of a prefix of `tokens` tokens."""
@@ -260,15 +289,29 @@ class CacheLayout:
         )
         return rows + sum(stage.unique_state_bytes for stage in self.stages)
 
-    def bytes_per_token(self) -> int:
-        """Bytes one more token adds on the fullest stage's rank, once windows are full; token shards divide it."""
-        per_stage = [
-            sum(g.layers * g.rank_row_bytes for g in stage.rows if _grows(g.mixer, self.kv_format))
-            for stage in self.stages
+    def bytes_per_token(self, *, short: bool = False) -> float:
+        """Bytes one more token adds on the fullest rank once windows are full; `short`: while every layer still grows.
+
+        Taken between two lengths at which every window, chunk, page and token shard is whole.
+        """
+        sizes = [self.kv_format.page_tokens or 1]
+        for mixer in self.model.mixers():
+            if isinstance(mixer, Attention):
+                sizes += [size for size in (mixer.window_tokens, mixer.chunk_tokens) if size is not None]
+        if short:
+            whole = CacheLayout(self.model, self.parallelism, replace(self.kv_format, hybrid=False))
+            return whole.bytes_per_token()
+        step = lcm(*sizes) * self.parallelism.cp
+        added = self.at(2 * step).rank_bytes - self.at(step).rank_bytes
+        return added // step if added % step == 0 else added / step
+
+    def shortest_window_tokens(self) -> int | None:
+        """Prefix length up to which every layer grows; None where no layer is bounded."""
+        bounds = [
+            size
+            for mixer in self.model.mixers()
+            if isinstance(mixer, Attention) and self.kv_format.hybrid
+            for size in (mixer.window_tokens, mixer.chunk_tokens)
+            if size is not None
         ]
-        return max(per_stage)
-
-
-def _grows(mixer: Attention | LatentAttention, kv_format: KvFormat) -> bool:
-    bounded = isinstance(mixer, Attention) and (mixer.window_tokens is not None or mixer.chunk_tokens is not None)
-    return not (bounded and kv_format.hybrid)
+        return min(bounds, default=None)

@@ -27,11 +27,6 @@ class LinkLimits:
     alpha_collective_s: float = 0.0
 
 
-RATE_LIMITS = ("pcie", "uplink", "host_total", "storage_total", "home_socket", "inter_socket", "collective")
-COUNT_LIMITS = ("ranks_per_uplink", "sockets")
-DURATION_LIMITS = ("alpha_h2d_s", "alpha_collective_s")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """Bytes per second one rank gets, and the limit that set it."""
@@ -40,7 +35,19 @@ class Rate:
     limited_by: str
 
 
-def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier_bytes_per_s: float | None = None) -> Rate:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpeed:
+    """Bytes per second a tier delivers: to each rank, or (`shared`) to all ranks that load at once together."""
+
+    bytes_per_s: float
+    shared: bool = False
+
+    def limit(self, ranks: int) -> tuple[str, float]:
+        """Its name as a limit, and what one of `ranks` ranks gets."""
+        return (_shared("tier", ranks), self.bytes_per_s / ranks) if self.shared else ("tier", self.bytes_per_s)
+
+
+def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier: TierSpeed | None = None) -> Rate:
     """Rate of one of `concurrent_ranks` ranks that load from private buffers at the same time.
 
     B_r = min(tier, pcie, uplink / ranks on it, host_total / k, storage_total / k). Ignores queueing: `queue_time_s`.
@@ -48,7 +55,7 @@ def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier_bytes_per_s: fl
     on_uplink = min(limits.ranks_per_uplink, concurrent_ranks)
     return _slowest(
         {
-            "tier": tier_bytes_per_s,
+            **dict([tier.limit(concurrent_ranks)] if tier else []),
             "pcie": limits.pcie,
             _shared("uplink", on_uplink): _divided(limits.uplink, on_uplink),
             _shared("host memory", concurrent_ranks): _divided(limits.host_total, concurrent_ranks),
@@ -57,20 +64,20 @@ def rank_rate(limits: LinkLimits, *, concurrent_ranks: int, tier_bytes_per_s: fl
     )
 
 
-def shared_buffer_rate(limits: LinkLimits, *, ranks: int, tier_bytes_per_s: float | None = None) -> Rate:
+def shared_buffer_rate(limits: LinkLimits, *, ranks: int, tier: TierSpeed | None = None) -> Rate:
     """Rate of one of `ranks` ranks that read the same buffer on one socket.
 
     min(tier, pcie, uplink / r_u, home_socket / g, inter_socket / (g·(s-1)/s)): g·(s-1)/s ranks sit on other sockets.
     """
     on_uplink = min(limits.ranks_per_uplink, ranks)
     remote = ranks * (limits.sockets - 1) / limits.sockets
-    home = limits.home_socket if limits.home_socket is not None else limits.host_total
+    home_name, home = ("home socket", limits.home_socket) if limits.home_socket else ("host memory", limits.host_total)
     return _slowest(
         {
-            "tier": tier_bytes_per_s,
+            **dict([tier.limit(ranks)] if tier else []),
             "pcie": limits.pcie,
             _shared("uplink", on_uplink): _divided(limits.uplink, on_uplink),
-            _shared("home socket", ranks): _divided(home, ranks),
+            _shared(home_name, ranks): _divided(home, ranks),
             _shared("inter-socket link", remote): _divided(limits.inter_socket, remote) if remote else None,
             _shared("storage", ranks): _divided(limits.storage_total, ranks),
         }
@@ -93,17 +100,15 @@ def _slowest(candidates: dict[str, float | None]) -> Rate:
     return Rate(bytes_per_s=known[name], limited_by=name)
 
 
-def utilisation(*, loads_per_s: float, load_bytes: int, bytes_per_s: float) -> float:
-    """ρ = λ·D/B: the share of the path that this traffic keeps busy."""
-    return loads_per_s * load_bytes / bytes_per_s
+def utilisation(*, loads_per_s: float, service_s: float) -> float:
+    """ρ = λ·S: the share of time that one rank's path is busy with this traffic."""
+    return loads_per_s * service_s
 
 
-def queue_time_s(*, loads_per_s: float, service_s: float, service_cv: float = 0.0) -> float:
-    """Mean wait in an M/G/1 queue: λ·E[S²] / (2(1-ρ)), E[S²] = S²(1 + cv²); infinite from ρ = 1 on.
+def queue_time_s(*, loads_per_s: float, service_s: float) -> float:
+    """Mean wait in an M/D/1 queue of equal loads: λ·S² / (2(1-ρ)); infinite from ρ = 1 on.
 
-    One server stands for one copy engine per direction. Equal loads (cv 0) unless told otherwise.
+    One server stands for the one copy engine per direction. Loads of mixed sizes wait longer, by 1 + cv² of S.
     """
-    rho = loads_per_s * service_s
-    if rho >= 1:
-        return float("inf")
-    return loads_per_s * service_s**2 * (1 + service_cv**2) / (2 * (1 - rho))
+    rho = utilisation(loads_per_s=loads_per_s, service_s=service_s)
+    return loads_per_s * service_s**2 / (2 * (1 - rho)) if rho < 1 else float("inf")

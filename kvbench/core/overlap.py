@@ -10,17 +10,15 @@ from math import ceil, sqrt
 
 
 def layerwise_finish_s(
-    layer_load_s: Sequence[float], layer_compute_s: Sequence[float], *, fixed_s: float = 0.0, first_group: int = 1
+    layer_load_s: Sequence[float], layer_compute_s: Sequence[float], *, fixed_s: float = 0.0
 ) -> float:
     """When the last layer's compute ends: E_i = max(E_{i-1}, A_i) + c_i, A_i the arrival of layer i.
 
-    Uniform layers: T_fixed + ℓ + (L-1)·max(ℓ, c) + c. The first `first_group` layers arrive as one transfer.
+    Uniform layers: T_fixed + ℓ + (L-1)·max(ℓ, c) + c.
     """
-    arrival = fixed_s + sum(layer_load_s[:first_group])
-    finish = 0.0
-    for index, (load_s, compute_s) in enumerate(zip(layer_load_s, layer_compute_s, strict=True)):
-        if index >= first_group:
-            arrival += load_s
+    arrival, finish = fixed_s, 0.0
+    for load_s, compute_s in zip(layer_load_s, layer_compute_s, strict=True):
+        arrival += load_s
         finish = max(finish, arrival) + compute_s
     return finish
 
@@ -70,6 +68,8 @@ def split_point(
     rho = flop_per_s / bytes_per_s
     target = bytes_per_token * tokens * rho + fixed_s * flop_per_s
     slope = linear_flop_per_token + bytes_per_token * rho
+    if target <= 0:
+        return 0.0
     if slope <= 0 and attention_flop_per_pair <= 0:
         return float(tokens)
     # The root without subtraction, so that b → 0 loses no digits.
@@ -103,30 +103,14 @@ def token_split(
     return TokenSplit(x_star=x, t_s=max(compute_s, load_s))
 
 
-def best_split(
-    *, tokens: int, compute_s: Callable[[int], float], load_s: Callable[[int], float], grain_tokens: int = 1
-) -> TokenSplit:
-    """Best split for any increasing compute(x) and decreasing load(x), by bisection to `grain_tokens`.
+def layer_split_s(*, wire_s: float, recompute_s: float, fixed_s: float = 0.0) -> float:
+    """Load the top layers while the rest is recomputed bottom-up; uniform layers, both ending together.
 
-    `compute_s(x)`: seconds to compute the first x tokens; `load_s(x)`: seconds to load tokens [x, N).
+    T_r·(T0 + w)/(w + T_r): the share f of layers that are loaded costs T0 + f·w, the others (1-f)·T_r.
     """
-    cells = ceil(tokens / grain_tokens)
-
-    def at(cell: int) -> int:
-        return min(cell * grain_tokens, tokens)
-
-    crossing = smallest(lambda cell: compute_s(at(cell)) >= load_s(at(cell)), low=0, high=cells)
-    last = cells if crossing is None else crossing
-    candidates = [at(cell) for cell in (last - 1, last) if cell >= 0]
-    t_s, x = min((max(compute_s(x), load_s(x)), x) for x in candidates)
-    return TokenSplit(x_star=x, t_s=t_s)
-
-
-def layer_split_s(t_load_s: float, t_recompute_s: float) -> float:
-    """Load k layers from the top while the rest is recomputed bottom-up: T_l·T_r/(T_l + T_r) for uniform layers."""
-    if t_load_s <= 0 or t_recompute_s <= 0:
-        return 0.0
-    return t_load_s * t_recompute_s / (t_load_s + t_recompute_s)
+    if recompute_s <= fixed_s:
+        return recompute_s
+    return recompute_s * (fixed_s + wire_s) / (wire_s + recompute_s)
 
 
 def suffix_break_even_tokens(

@@ -109,11 +109,18 @@ def format_bandwidth(bytes_per_s: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`31.5 ms`: three significant figures from nanoseconds to hours."""
+    """`31.5 ms`: three significant figures from ns to h; minutes from two minutes on, hours from two hours."""
     if seconds == 0:
         return "0 s"
-    for scale, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
-        if abs(seconds) >= scale * 0.9995:
+    for scale, unit, least in (
+        (3600.0, "h", 7200.0),
+        (60.0, "min", 120.0),
+        (1.0, "s", 1.0),
+        (1e-3, "ms", 1e-3),
+        (1e-6, "µs", 1e-6),
+        (1e-9, "ns", 1e-9),
+    ):
+        if abs(seconds) >= least * 0.9995:
             value = seconds / scale
             digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
             return f"{value:.{digits}f} {unit}"
@@ -143,3 +150,18 @@ def format_count(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.2f} {unit}"
     return f"{count:,.0f}"
+
+
+def seconds_from_ns(clock_ns: float) -> float:
+    """A difference of two `perf_counter_ns` readings in seconds."""
+    return clock_ns * 1e-9
+
+
+def seconds_from_ms(elapsed_ms: float) -> float:
+    """What a CUDA event timer returns, in seconds."""
+    return elapsed_ms * 1e-3
+
+
+def ns_from_seconds(seconds: float) -> int:
+    """A duration as a difference of two `perf_counter_ns` readings."""
+    return round(seconds * 1e9)

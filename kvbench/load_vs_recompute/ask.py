@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvbench.catalogue.gpus import find_gpu, gpu_names
+from kvbench.catalogue.huggingface import ASSUMPTIONS
 from kvbench.catalogue.models import CatalogueEntry, catalogue_names, find_model
+from kvbench.core.efficiency import check_weight_dtype
 from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.gpu import Gpu
 from kvbench.core.kv_format import KvFormat, parse_kv_dtype, parse_state_dtype
@@ -23,14 +25,21 @@ from kvbench.load_vs_recompute.scenario import (
     RankWork,
     Scenario,
     TierRate,
+    check_scenario,
     parse_hit_share,
     parse_limit,
     parse_tier_rate,
 )
-from kvbench.load_vs_recompute.sources import default_tiers, measured_tiers, merged_tiers, saved_limits, saved_paths
+from kvbench.load_vs_recompute.sources import (
+    default_tiers,
+    measured_tiers,
+    merged_limits,
+    merged_tiers,
+    saved_limits,
+    saved_paths,
+)
 from kvbench.load_vs_recompute.sweep import Answer, load_vs_recompute
-from kvbench.results.host_measurement import HostMeasurement
-from kvbench.results.load_vs_recompute import LoadVsRecomputeResult
+from kvbench.results.load_vs_recompute import LoadVsRecomputeResult, Skipped
 
 Report = Callable[[str, float | None], None]
 
@@ -42,7 +51,7 @@ _STRATEGY_OPTIONS = dict(
     )
 )
 _EP_IMBALANCE = 1.2  # fused-MoE kernels lose 5 to 25 % from balanced to power-law 1.2 routing (aiconfigurator)
-_MODELLED_TIER = re.compile(r"\s*[A-Za-z][\w-]*\s*=")
+_REAL_TIER = re.compile(r"[a-z][a-z0-9]*[:(]")  # file:/mnt, s3://bucket, throttled(…): the spelling of real tiers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +108,24 @@ def scenario_of(question: Question) -> tuple[Scenario, tuple[str, ...]]:
     """The scenario, and the specs of real tiers that `--measure` is to time."""
     if not question.models:
         raise UsageError("no MODEL given; name one of the catalogue (--list) or a config.json")
-    real = tuple(text for text in question.tiers if not _MODELLED_TIER.match(text))
+    real = tuple(text for text in question.tiers if _REAL_TIER.match(text.strip()))
+    if question.assume is not None and question.assume not in ASSUMPTIONS:
+        raise UsageError(f"--assume {question.assume!r} is not known; use one of {', '.join(ASSUMPTIONS)}")
     if question.plan is not None and not question.measure:
         raise UsageError(f"--plan {question.plan} says how to measure; add --measure")
     if real and not question.measure:
         raise UsageError(
             f"--tier {real[0]!r} is a real tier; add --measure to time it, or give a rate like dram=50GB/s"
         )
-    typed = tuple(parse_tier_rate(text) for text in question.tiers if _MODELLED_TIER.match(text))
+    typed = tuple(parse_tier_rate(text) for text in question.tiers if not _REAL_TIER.match(text.strip()))
+    _refuse_twice("--tier", [tier.name for tier in typed])
+    hits = [parse_hit_share(text) for text in question.hits]
+    _refuse_twice("--hit", [name for name, _ in hits])
     gpu = find_gpu(question.gpu)
     paths = saved_paths(_read(question.probe), "--probe")
-    limits = (*saved_limits(_read(question.topo), "--topo"), *(parse_limit(text) for text in question.limits))
+    typed_limits = [parse_limit(text) for text in question.limits]
+    _refuse_twice("--limit", [limit.name for limit in typed_limits])
+    limits = merged_limits(saved_limits(_read(question.topo), "--topo"), typed_limits)
     scenario = Scenario(
         entries=tuple(find_model(name, assume=question.assume) for name in question.models),
         tokens=_integers(question.tokens, "--tokens"),
@@ -125,27 +141,58 @@ def scenario_of(question: Question) -> tuple[Scenario, tuple[str, ...]]:
             for name in question.kv_dtype.split(",")
         ),
         gpu=gpu,
-        peak_flop_per_s=parse_flop_rate(question.peak_flops) if question.peak_flops else None,
-        weight_dtype=question.weight_dtype,
+        peak_flop_per_s=None if question.peak_flops is None else parse_flop_rate(question.peak_flops),
+        weight_dtype=None if question.weight_dtype is None else check_weight_dtype(question.weight_dtype),
         efficiency="auto" if question.efficiency == "auto" else _ratio(question.efficiency),
-        expert_imbalance=question.expert_imbalance or (_EP_IMBALANCE if question.ep > 1 else 1.0),
+        expert_imbalance=_expert_imbalance(question),
         chunk_tokens=question.chunk_tokens,
         tiers=_tiers(typed, measured_tiers(paths), gpu, measure=question.measure),
         limits=limits,
         strategy=_STRATEGY_OPTIONS[question.strategy],
         flops_mode=cast("FlopsMode", question.flops_mode),
-        active_params=None if question.active_params is None else int(question.active_params),
+        active_params=_active_params(question.active_params),
         rank_work=cast("RankWork", question.rank_work),
         concurrent_ranks=question.concurrency,
         loads_per_s=question.loads_per_s,
-        hit_shares=dict(parse_hit_share(text) for text in question.hits),
+        hit_shares=dict(hits),
         claimed_rate_per_s=question.claimed_rate,
-        claimed_bytes_per_token=parse_bytes(question.claimed_bytes_per_token)
-        if question.claimed_bytes_per_token
-        else None,
+        claimed_bytes_per_token=_claimed_bytes(question.claimed_bytes_per_token),
         paths=paths,
     )
+    real_names = {text.strip().partition(":")[0] for text in real}
+    if question.measure and not (scenario.tiers or real_names):
+        real_names = {"dram", "file"}
+    check_scenario(scenario, more_tiers=real_names)
     return scenario, real
+
+
+def _refuse_twice(option: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{option} {name} is given {names.count(name)} times; give each name once")
+
+
+def _expert_imbalance(question: Question) -> float:
+    if question.expert_imbalance is not None:
+        return question.expert_imbalance
+    return _EP_IMBALANCE if question.ep > 1 else 1.0
+
+
+def _active_params(value: float | None) -> int | None:
+    if value is None:
+        return None
+    if not 1 <= value <= 1e15:  # NaN is in no range
+        raise UsageError(f"--active-params {value:g} must be between 1 and 1e15 parameters")
+    return int(value)
+
+
+def _claimed_bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = parse_bytes(text)
+    if size < 1:
+        raise UsageError(f"--claimed-bytes-per-token {text!r} must be 1 byte or more")
+    return size
 
 
 def _tiers(
@@ -215,32 +262,26 @@ def _ask_measured(question: Question, scenario: Scenario, real_tiers: tuple[str,
     )
     tiers = merged_tiers(scenario.tiers, measured_tiers(measured.paths))
     scenario = replace(scenario, tiers=tiers, paths=(*scenario.paths, *measured.paths), prefill=measured.prefill)
-    doubts = _outcome_warnings(measured)
+    skipped = tuple(Skipped(what=o.case, reason=o.reason or o.status) for o in measured.outcomes if o.status != "ok")
     if measured.prefill is None or not tiers:
         if measured.interrupted:
-            return _unfinished(scenario, doubts)
-        reasons = "; ".join(warning.message for warning in doubts) or "no tier could be measured"
+            return _unfinished(scenario, measured.warnings, skipped)
+        reasons = "; ".join(f"{skip.what}: {skip.reason}" for skip in skipped) or "no tier could be measured"
         raise KvbenchError(f"{entry.model.name} could not be compared on this host: {reasons}")
     answer = load_vs_recompute(scenario, progress=lambda step: progress(step, None))
-    return replace(answer, warnings=(*doubts, *answer.warnings), interrupted=answer.interrupted or measured.interrupted)
+    return replace(
+        answer,
+        result=replace(answer.result, skipped=(*skipped, *answer.result.skipped)),
+        warnings=(*measured.warnings, *answer.warnings),
+        interrupted=answer.interrupted or measured.interrupted,
+    )
 
 
 def _default_specs() -> tuple[str, ...]:
     return ("dram:1GiB", f"file:{tempfile.gettempdir()}?size=1GiB")
 
 
-def _outcome_warnings(measured: HostMeasurement) -> tuple[Warning_, ...]:
-    failed = tuple(
-        Warning_(
-            code=f"case-{o.status}", message=f"{o.case} {o.status}: {o.reason}", remedy="see docs/load-vs-recompute.md"
-        )
-        for o in measured.outcomes
-        if o.status != "ok"
-    )
-    return (*measured.warnings, *failed)
-
-
-def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...]) -> Answer:
+def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...], skipped: tuple[Skipped, ...]) -> Answer:
     """What Ctrl-C left of a measurement that had not reached the comparison."""
     result = LoadVsRecomputeResult(
         gpu="this host",
@@ -249,6 +290,7 @@ def _unfinished(scenario: Scenario, warnings: tuple[Warning_, ...]) -> Answer:
         inputs=(),
         points=(),
         curves=(),
+        skipped=skipped,
         measured_paths=scenario.paths,
         measured_prefill=scenario.prefill,
     )

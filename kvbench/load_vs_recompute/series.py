@@ -1,21 +1,23 @@
 """All points of one model, layout and tier: what does not depend on the prefix length is worked out once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import isfinite
 from typing import Any, Protocol
 
 from kvbench.catalogue.models import CatalogueEntry
 from kvbench.core.compare import Comparison, Flip, flips
+from kvbench.core.errors import UsageError
 from kvbench.core.layers import LatentAttention
 from kvbench.core.layout import CacheBytes, CacheLayout, Parallelism, kv_heads_per_rank
-from kvbench.core.links import LinkLimits, Rate, queue_time_s, rank_rate, utilisation
+from kvbench.core.links import LinkLimits, Rate, TierSpeed, rank_rate
 from kvbench.core.model import Model
-from kvbench.core.overlap import exposed_s, layer_split_s, smallest, suffix_break_even_tokens
+from kvbench.core.overlap import smallest, suffix_break_even_tokens
 from kvbench.core.recompute import RecomputeModel, has_latent_attention
 from kvbench.core.restore import STRATEGIES, Restore, hashed_imbalance, restore_options
-from kvbench.core.work import Terms, Work, active_params_terms, model_terms
+from kvbench.core.work import Terms, active_params_terms, divided_terms, model_terms
 from kvbench.load_vs_recompute.scenario import Scenario, TierRate
 from kvbench.results.load_vs_recompute import Curve, Point
 
@@ -25,12 +27,21 @@ LOAD_OVERHEAD = 1.36
 LOWEST_MFU = 0.25
 
 _CURVE_LOW, _CURVE_HIGH = 64, 131072
+_LONGEST_SEARCH = 1 << 20
 
 
 class RecomputeTime(Protocol):
-    """Seconds to compute `new` tokens after `cached`: the model's formula, or a fit measured on this host."""
+    """Seconds to compute `new` tokens after `cached`: the model's formula, or a fit measured on this host.
+
+    `start_s` is paid once, however few tokens there are; `stage_seconds` is the slowest pipeline stage alone.
+    """
+
+    @property
+    def start_s(self) -> float: ...
 
     def seconds(self, new: int, cached: int = 0) -> float: ...
+
+    def stage_seconds(self, new: int, cached: int = 0) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -57,33 +68,15 @@ class Series:
         return self.layout.parallelism
 
     @cached_property
-    def active_params(self) -> int | None:
-        """Active parameters of the rule of thumb: what the user said, else what the publisher says."""
-        published = self.entry.published_active_params
-        return self.scenario.active_params or (int(published) if published else None)
-
-    @cached_property
-    def _params(self) -> tuple[int, int]:
-        return self.model.total_params(), self.model.matmul_params_per_token()
-
-    @cached_property
     def whole_terms(self) -> Terms:
         """FLOPs of all ranks together in the chosen mode."""
-        if self.scenario.flops_mode == "active-params" and self.active_params:
-            return active_params_terms(self.model, self.active_params)
+        if self.scenario.flops_mode == "active-params":
+            return active_params_terms(self.model, active_params(self.scenario, self.entry))
         return model_terms(self.model)
 
     @cached_property
-    def _active_terms(self) -> Terms | None:
-        return active_params_terms(self.model, self.active_params) if self.active_params else None
-
-    @cached_property
-    def _absorbed_terms(self) -> Terms | None:
-        return model_terms(self.model, mla_kernel="absorbed") if has_latent_attention(self.model) else None
-
-    @cached_property
     def identical_ranks(self) -> int:
-        """Ranks that hold the same bytes of one prefix."""
+        """Ranks that hold the same rows of one prefix."""
         p, kv_heads = self.parallelism, self.model.kv_heads()
         has_latent = any(isinstance(mixer, LatentAttention) for mixer in self.model.mixers())
         heads = p.attention_tp if has_latent else p.attention_tp // min(p.attention_tp, kv_heads or p.attention_tp)
@@ -99,14 +92,23 @@ class Series:
 
     @cached_property
     def concurrent_ranks(self) -> int:
-        """Ranks that share the node's links: those of this request, or as many as the user said."""
+        """Ranks that share the node's links: those of this request, or more if the user said so."""
         return max(self.scenario.concurrent_ranks or 0, self.loading_ranks)
 
     @cached_property
+    def tier_speed(self) -> TierSpeed:
+        """The tier as links see it."""
+        return TierSpeed(bytes_per_s=self.tier.bytes_per_s, shared=self.tier.shared)
+
+    @cached_property
     def rate(self) -> Rate:
-        """What one rank gets from the tier."""
-        private = None if self.tier.shared else self.tier.bytes_per_s
-        return rank_rate(self.limits, concurrent_ranks=self.concurrent_ranks, tier_bytes_per_s=private)
+        """What one rank gets from the tier with private copies."""
+        return rank_rate(self.limits, concurrent_ranks=self.concurrent_ranks, tier=self.tier_speed)
+
+    @property
+    def latency_s(self) -> float:
+        """Fixed time of a load."""
+        return self.limits.alpha_h2d_s + self.tier.latency_s
 
     @cached_property
     def cached_layers(self) -> int:
@@ -115,72 +117,102 @@ class Series:
         return max(1, *stages)
 
     @cached_property
-    def growing_bytes_per_token(self) -> float:
-        """Bytes one more token adds on the busiest rank."""
-        p = self.parallelism
-        sharded = p.cp_mode in ("ring", "dcp", "layer-split")
-        return self.layout.bytes_per_token() / (p.cp if sharded else 1)
+    def row_layers(self) -> int:
+        """Layers of the busiest stage that hold rows: the chunks a pipelined restore moves through collectives."""
+        return max(1, *(sum(group.layers for group in stage.rows) for stage in self.layout.stages))
+
+    @cached_property
+    def _bytes_per_token(self) -> float:
+        return self.layout.bytes_per_token()
+
+    @cached_property
+    def _shortest_window_tokens(self) -> int | None:
+        return self.layout.shortest_window_tokens()
+
+    @cached_property
+    def _short_bytes_per_token(self) -> float:
+        return self.layout.bytes_per_token(short=True)
 
     def strategies(self, cache: CacheBytes) -> tuple[Restore, ...]:
-        """Every way to restore this prefix to the ranks that need the same bytes; hashing spreads whole pages."""
+        """Every way to restore this prefix to the ranks that need the same rows; hashing spreads whole pages.
+
+        Recurrent state is a rank's own whatever the strategy.
+        """
+        replica_bytes = cache.rank_bytes - cache.state_bytes
+        if self.identical_ranks == 1 or replica_bytes == 0:
+            return ()
         page = self.layout.kv_format.page_tokens
         return restore_options(
-            replica_bytes=cache.rank_bytes,
+            replica_bytes=replica_bytes,
             ranks=self.identical_ranks,
-            limits=self.limits,
-            chunks=self.cached_layers,
+            limits=replace(self.limits, alpha_h2d_s=self.latency_s),
+            chunks=self.row_layers,
             concurrent_ranks=self.concurrent_ranks,
-            tier_bytes_per_s=None if self.tier.shared else self.tier.bytes_per_s,
-            tier_latency_s=self.tier.latency_s,
+            tier=self.tier_speed,
             imbalance=hashed_imbalance(self.identical_ranks, -(-cache.tokens // page)) if page else 1.0,
+            private_bytes=cache.state_bytes,
         )
+
+    def delivered(self, cache: CacheBytes) -> Rate:
+        """Bytes per second at which a rank's whole cache arrives under the chosen strategy, and what limits it."""
+        name = self.scenario.strategy
+        chosen = next((option for option in self.strategies(cache) if option.name == name), None)
+        if name == STRATEGIES[0] or chosen is None:
+            return self.rate
+        if chosen.t_s is None or chosen.limited_by is None:
+            raise UsageError(f"--strategy {name} cannot be timed: {chosen.reason}")
+        wire_s = chosen.t_s - self.latency_s
+        return Rate(bytes_per_s=cache.rank_bytes / wire_s, limited_by=chosen.limited_by)
 
     def comparison(self, tokens: int, suffix_tokens: int = 0, cache: CacheBytes | None = None) -> Comparison:
         """The closed form of one prefix: bytes against FLOPs on the busiest rank."""
         cache = cache or self.layout.at(tokens)
-        fixed_s = self.limits.alpha_h2d_s + self.tier.latency_s
-        bytes_per_s = self._strategy_rate(cache, fixed_s)
-        wire_s = cache.rank_bytes / bytes_per_s
-        queue_s = queue_time_s(loads_per_s=self.scenario.loads_per_s, service_s=fixed_s + wire_s)
-        growing = min(self.growing_bytes_per_token, cache.rank_bytes / tokens)
-        half_s, whole_s = self.recompute.seconds(tokens // 2), self.recompute.seconds(tokens)
-        quadratic_s = (
-            max(0.0, 2 * (whole_s - 2 * half_s) / tokens**2) if tokens % 2 == 0 else self._odd_curvature(tokens)
-        )
+        shortest = self._shortest_window_tokens
+        short = shortest is not None and tokens <= shortest
+        growing = self._short_bytes_per_token if short else self._bytes_per_token
+        growing = min(growing, cache.rank_bytes / tokens)
+        linear_s, quadratic_s = self._compute_curve(tokens)
         return Comparison(
             tokens=tokens,
             bytes_per_token=growing,
             const_bytes=cache.rank_bytes - growing * tokens,
-            bytes_per_s=bytes_per_s,
-            fixed_s=fixed_s + (queue_s if isfinite(queue_s) else 0.0),
-            linear_s=whole_s / tokens - quadratic_s * tokens,
+            bytes_per_s=self.delivered(cache).bytes_per_s,
+            latency_s=self.latency_s,
+            linear_s=linear_s,
             quadratic_s=quadratic_s,
-            hidden_s=self._hidden_s(tokens, suffix_tokens, wire_s) if suffix_tokens else 0.0,
-            utilisation_ratio=utilisation(
-                loads_per_s=self.scenario.loads_per_s, load_bytes=cache.rank_bytes, bytes_per_s=bytes_per_s
-            ),
+            start_s=self.recompute.start_s,
+            loads_per_s=self.scenario.loads_per_s,
+            layer_bytes=self.layout.layer_bytes(tokens) if suffix_tokens else (),
+            suffix_layer_s=self._layer_compute_s(suffix_tokens, tokens) if suffix_tokens else 0.0,
         )
 
-    def _odd_curvature(self, tokens: int) -> float:
-        if tokens == 1:
-            return 0.0
-        even = tokens - 1
-        half_s, whole_s = self.recompute.seconds(even // 2), self.recompute.seconds(even)
-        return max(0.0, 2 * (whole_s - 2 * half_s) / even**2)
+    def _compute_curve(self, tokens: int) -> tuple[float, float]:
+        """Linear and quadratic seconds of a curve through T(N) and T(N/2), start-up time aside."""
+        start_s = self.recompute.start_s
+        whole_s = self.recompute.seconds(tokens) - start_s
+        even = tokens - tokens % 2
+        if even == 0:
+            return whole_s, 0.0
+        even_s = whole_s if even == tokens else self.recompute.seconds(even) - start_s
+        half_s = self.recompute.seconds(even // 2) - start_s
+        quadratic_s = max(0.0, 2 * (even_s - 2 * half_s) / even**2)
+        return whole_s / tokens - quadratic_s * tokens, quadratic_s
 
-    def _strategy_rate(self, cache: CacheBytes, fixed_s: float) -> float:
-        """Bytes per second as the chosen strategy delivers them to one rank."""
-        if self.scenario.strategy == STRATEGIES[0] or self.identical_ranks == 1 or not cache.rank_bytes:
-            return self.rate.bytes_per_s
-        chosen = self.strategies(cache)[STRATEGIES.index(self.scenario.strategy)]
-        if chosen.t_s is None or chosen.t_s <= fixed_s:
-            return self.rate.bytes_per_s
-        return cache.rank_bytes / (chosen.t_s - fixed_s)
+    def _layer_compute_s(self, new: int, cached: int) -> float:
+        return self.recompute.stage_seconds(new, cached) / self.cached_layers
 
-    def _hidden_s(self, tokens: int, suffix_tokens: int, wire_s: float) -> float:
-        layers = self.cached_layers
-        compute_s = self.recompute.seconds(suffix_tokens, tokens) / layers
-        return wire_s - exposed_s([wire_s / layers] * layers, [compute_s] * layers)
+    @cached_property
+    def smallest_useful_tokens(self) -> int | None:
+        """The first prefix length at which loading is no slower; None if there is none up to a million tokens.
+
+        With linear compute and no constant bytes it is T_fixed / (t_rec - κ/B).
+        """
+        low = 1
+        while low <= _LONGEST_SEARCH and self.comparison(low).ratio < 1:
+            low *= 2
+        if low > _LONGEST_SEARCH:
+            return None
+        return smallest(lambda n: self.comparison(n).ratio >= 1, low=low // 2 + 1, high=low)
 
     def point(self, tokens: int, suffix_tokens: int = 0) -> Point:
         """Everything about one prefix length."""
@@ -190,7 +222,7 @@ class Series:
         flip = next(iter(flips(comparison)), None)
         low, high, sure = self._doubt(comparison, tokens)
         layer_load_s = cache.rank_bytes / self.cached_layers / comparison.bytes_per_s
-        p, scenario = self.parallelism, self.scenario
+        p = self.parallelism
         return Point(
             model=self.model.name,
             tokens=tokens,
@@ -204,40 +236,50 @@ class Series:
             ep=p.ep,
             kv_dtype=self.layout.kv_format.kv_dtype,
             tier=self.tier.name,
-            strategy=scenario.strategy,
+            strategy=self.scenario.strategy,
             **self._byte_fields(cache),
-            **self._flop_fields(tokens, cache),
-            **self._load_fields(comparison, cache),
+            **self._flop_fields(tokens, cache, comparison.bytes_per_s),
+            tier_bytes_per_s=self.tier.bytes_per_s,
+            rank_bytes_per_s=comparison.bytes_per_s,
+            limited_by=self.delivered(cache).limited_by,
+            concurrent_ranks=self.concurrent_ranks,
+            utilisation_ratio=comparison.utilisation_ratio,
+            t_load_wire_s=comparison.wire_s,
+            t_load_fixed_s=comparison.latency_s,
+            t_load_queue_s=_finite(comparison.queue_s),
+            t_load_overlap_s=comparison.hidden_s,
+            t_load_s=_finite(comparison.t_load_s),
+            t_suffix_s=self.recompute.seconds(suffix_tokens, tokens),
             layer_load_s=layer_load_s,
-            **self._recompute_fields(tokens, comparison),
+            most_loads_per_s=comparison.most_loads_per_s(),
+            **self._recompute_fields(tokens),
             break_even_bytes_per_s=comparison.break_even_bytes_per_s(),
-            smallest_useful_tokens=comparison.smallest_useful_tokens(),
+            smallest_useful_tokens=self.smallest_useful_tokens,
             suffix_break_even_tokens=suffix_break_even_tokens(
-                layer_load_s=layer_load_s,
-                layer_compute_s=lambda new: self.recompute.seconds(new, tokens) / self.cached_layers,
+                layer_load_s=layer_load_s, layer_compute_s=lambda new: self._layer_compute_s(new, tokens)
             ),
             split_tokens=split.x_star,
-            split_t_s=split.t_s,
+            split_t_s=_finite(split.t_s),
             split_gain=comparison.split_gain(),
-            layer_split_t_s=layer_split_s(comparison.t_load_s, comparison.t_recompute_s),
+            layer_split_t_s=comparison.layer_split_s(),
             verdict=comparison.verdict(),
             verdict_without_split=comparison.whole_verdict(),
-            ratio=_finite(comparison.ratio),
-            ratio_low=_finite(low),
-            ratio_high=_finite(high),
+            ratio=_finite(comparison.ratio) if isfinite(comparison.t_load_s) else None,
+            ratio_low=low,
+            ratio_high=high,
             sure=sure,
             flip_input=flip.input if flip else None,
             flip_factor=flip.factor if flip else None,
             flip_value=self._flip_value(flip, comparison) if flip else None,
             flip_verdict=flip.becomes if flip else None,
-            strategies=self.strategies(cache) if self.identical_ranks > 1 else (),
+            strategies=self.strategies(cache),
         )
 
     def _byte_fields(self, cache: CacheBytes) -> dict[str, Any]:
         p, kv_heads = self.parallelism, self.model.kv_heads()
         local = None if kv_heads is None else kv_heads_per_rank(kv_heads, p.attention_tp)
         return {
-            "bytes_per_token": self.layout.bytes_per_token(),
+            "bytes_per_token": self._bytes_per_token,
             "kv_heads_per_rank": local,
             "head_replicas": None if kv_heads is None or local is None else max(1, local * p.attention_tp // kv_heads),
             "rank_bytes": cache.rank_bytes,
@@ -246,60 +288,60 @@ class Series:
             "node_bytes_all_replicas": cache.node_bytes * p.dp_attention,
             "unique_bytes": cache.unique_bytes,
             "replicas": cache.replicas,
+            "host_bytes_per_token": cache.node_bytes / cache.tokens,
+            "shared_host_bytes_per_token": cache.unique_bytes / cache.tokens,
             "index_bytes": cache.index_bytes,
             "state_bytes": cache.state_bytes,
         }
 
-    def _flop_fields(self, tokens: int, cache: CacheBytes) -> dict[str, Any]:
-        whole, rank = self.whole_terms.at(tokens), self._rank_work(tokens)
-        active = self._active_terms.at(tokens).total / self.parallelism.ranks if self._active_terms else None
-        floor_s = self.floor.seconds(tokens) if self.floor else None
-        flop_per_s = rank.total / floor_s if floor_s else None
-        absorbed = self._absorbed_terms.at(tokens).attention if self._absorbed_terms else None
+    @cached_property
+    def _params(self) -> tuple[int, int]:
+        return self.model.total_params(), self.model.matmul_params_per_token()
+
+    @cached_property
+    def _absorbed_terms(self) -> Terms | None:
+        return model_terms(self.model, mla_kernel="absorbed") if has_latent_attention(self.model) else None
+
+    @cached_property
+    def _rule_of_thumb(self) -> Terms | None:
+        """Terms of one rank by 2·Ψ_active·N, where Ψ_active is known."""
+        if self.scenario.active_params is None and not self.entry.published_active_params:
+            return None
+        terms = active_params_terms(self.model, active_params(self.scenario, self.entry))
+        return divided_terms(terms, self.parallelism.ranks)
+
+    def _flop_fields(self, tokens: int, cache: CacheBytes, bytes_per_s: float) -> dict[str, Any]:
+        whole = self.whole_terms.at(tokens)
+        rank = max((terms.at(tokens) for terms in self.rank_stages), key=lambda work: work.total)
+        peak_s = self.floor.stage_seconds(tokens) if self.floor else None
         return {
             "params_total": self._params[0],
             "matmul_params_per_token": self._params[1],
             "flops_mode": self.scenario.flops_mode,
             "flops_linear": round(whole.linear),
             "flops_attention": round(whole.attention),
-            "flops_attention_absorbed": None if absorbed is None else round(absorbed),
+            "flops_attention_absorbed": round(self._absorbed_terms.at(tokens).attention)
+            if self._absorbed_terms
+            else None,
             "flops_index": round(whole.index),
             "flops_recurrent": round(whole.recurrent),
             "flops_total": round(whole.total),
             "flops_per_rank": round(rank.total),
             "flops_per_rank_div_tp": round(whole.total / self.parallelism.ranks),
-            "flops_per_rank_active_params": None if active is None else round(active),
+            "flops_per_rank_active_params": round(self._rule_of_thumb.at(tokens).total)
+            if self._rule_of_thumb
+            else None,
             "i_cache": rank.total / cache.rank_bytes if cache.rank_bytes else None,
-            "i_hardware": None if flop_per_s is None else flop_per_s / self.rate.bytes_per_s,
+            "i_hardware": rank.total / peak_s / bytes_per_s if peak_s else None,
         }
 
-    def _rank_work(self, tokens: int) -> Work:
-        return max((terms.at(tokens) for terms in self.rank_stages), key=lambda work: work.total)
-
-    def _load_fields(self, comparison: Comparison, cache: CacheBytes) -> dict[str, Any]:
-        fixed_s = self.limits.alpha_h2d_s + self.tier.latency_s
-        queue_s = queue_time_s(loads_per_s=self.scenario.loads_per_s, service_s=fixed_s + comparison.wire_s)
-        return {
-            "tier_bytes_per_s": self.tier.bytes_per_s,
-            "rank_bytes_per_s": comparison.bytes_per_s,
-            "limited_by": self.rate.limited_by,
-            "concurrent_ranks": self.concurrent_ranks,
-            "utilisation_ratio": comparison.utilisation_ratio,
-            "t_load_wire_s": cache.rank_bytes / comparison.bytes_per_s,
-            "t_load_fixed_s": fixed_s,
-            "t_load_queue_s": _finite(queue_s),
-            "t_load_overlap_s": comparison.hidden_s,
-            "t_load_s": comparison.t_load_s,
-        }
-
-    def _recompute_fields(self, tokens: int, comparison: Comparison) -> dict[str, Any]:
+    def _recompute_fields(self, tokens: int) -> dict[str, Any]:
         t_s = self.recompute.seconds(tokens)
         parts = self.recompute.parts(tokens) if isinstance(self.recompute, RecomputeModel) else None
         floor_s = self.floor.seconds(tokens) if self.floor else None
         active_s = None
-        if self.floor is not None and self._active_terms is not None:
-            flat = RecomputeModel(stages=(self._active_terms,), comm_s_per_token=(0.0,), rates=self.floor.rates)
-            active_s = flat.seconds(tokens) / self.parallelism.ranks
+        if self.floor is not None and self._rule_of_thumb is not None:
+            active_s = replace(self.floor, stages=(self._rule_of_thumb,) * self.parallelism.pp).seconds(tokens)
         return {
             "t_recompute_s": t_s,
             "t_recompute_floor_s": floor_s,
@@ -310,12 +352,13 @@ class Series:
             "t_recompute_index_s": parts.index_s if parts else None,
             "t_recompute_comm_s": parts.comm_s if parts else None,
             "t_recompute_bubble_s": parts.bubble_s if parts else None,
-            "mfu_ratio": floor_s / t_s if floor_s and t_s else None,
+            "mfu_ratio": self.floor.stage_seconds(tokens) / t_s if self.floor and t_s else None,
         }
 
-    def _doubt(self, comparison: Comparison, tokens: int) -> tuple[float, float, bool]:
+    def _doubt(self, comparison: Comparison, tokens: int) -> tuple[float | None, float | None, bool]:
         """Ratio at the worst and best case for loading, and whether the verdict is the same at both."""
-        slow_load = comparison.with_factors(bandwidth=1 / LOAD_OVERHEAD)
+        if comparison.verdict() == "no_verdict":
+            return None, None, False
         floor_s = self.floor.seconds(tokens) if self.floor else None
         fast, slow = 1.0, 1.0
         if floor_s:
@@ -324,16 +367,19 @@ class Series:
         elif self.scenario.prefill is not None:
             doubt = self.scenario.prefill.residual_ratio
             fast, slow = 1 + doubt, 1 / (1 + doubt)
-        worst = slow_load.with_factors(compute=fast)
+        worst = comparison.with_factors(bandwidth=1 / LOAD_OVERHEAD, compute=fast)
         best = comparison.with_factors(compute=slow)
-        return worst.ratio, best.ratio, worst.verdict() == best.verdict() == comparison.verdict()
+        # A load that a split might still beat is surely a load rather than a recompute.
+        decide = Comparison.verdict if comparison.verdict() == "split" else Comparison.whole_verdict
+        sure = decide(worst) == decide(best) == decide(comparison)
+        return _finite(worst.ratio), _finite(best.ratio), sure
 
     def _flip_value(self, flip: Flip, comparison: Comparison) -> float:
         if flip.input == "bandwidth":
             return comparison.bytes_per_s * flip.factor
         return comparison.t_recompute_s / flip.factor
 
-    def curve(self, around: Sequence[int]) -> Curve:
+    def curve(self, around: Sequence[int], suffix_tokens: int = 0) -> Curve:
         """Both times over prefix length, and every length at which they cross."""
         high = max(_CURVE_HIGH, *around)
         grid, tokens = [], min(_CURVE_LOW, *around)
@@ -341,27 +387,35 @@ class Series:
             grid.append(tokens)
             tokens *= 2
         grid.append(high)
-        points = [self.comparison(n) for n in grid]
+        # A path that is always busy never delivers; such lengths are not drawn.
+        points = [(n, c) for n in grid if isfinite((c := self.comparison(n, suffix_tokens)).t_load_s)]
         crossings = [
-            self._crossing(n, m)
-            for n, m, a, b in zip(grid, grid[1:], points, points[1:], strict=False)
-            if (a.ratio > 1) != (b.ratio > 1)
+            self._crossing(n, m, suffix_tokens) for (n, a), (m, b) in pairwise(points) if (a.ratio > 1) != (b.ratio > 1)
         ]
         return Curve(
             model=self.model.name,
             layout=self.parallelism.label(),
             kv_dtype=self.layout.kv_format.kv_dtype,
             tier=self.tier.name,
-            tokens=tuple(grid),
-            t_load_s=tuple(point.t_load_s for point in points),
-            t_recompute_s=tuple(point.t_recompute_s for point in points),
-            split_t_s=tuple(point.split().t_s for point in points),
+            suffix_tokens=suffix_tokens,
+            tokens=tuple(n for n, _ in points),
+            t_load_s=tuple(c.t_load_s for _, c in points),
+            t_recompute_s=tuple(c.t_recompute_s for _, c in points),
+            split_t_s=tuple(c.split().t_s for _, c in points),
             crossover_tokens=tuple(n for n in crossings if n is not None),
         )
 
-    def _crossing(self, low: int, high: int) -> int | None:
-        rising = self.comparison(high).ratio > 1
-        return smallest(lambda n: (self.comparison(n).ratio > 1) == rising, low=low, high=high)
+    def _crossing(self, low: int, high: int, suffix_tokens: int) -> int | None:
+        rising = self.comparison(high, suffix_tokens).ratio > 1
+        return smallest(lambda n: (self.comparison(n, suffix_tokens).ratio > 1) == rising, low=low, high=high)
+
+
+def active_params(scenario: Scenario, entry: CatalogueEntry) -> int:
+    """Ψ_active: what the user said, else what the publisher says."""
+    count = scenario.active_params or entry.published_active_params
+    if not count:
+        raise UsageError(f"{entry.model.name} has no published active parameters; give --active-params, like 22e9")
+    return count
 
 
 def _finite(value: float) -> float | None:

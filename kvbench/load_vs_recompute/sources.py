@@ -9,7 +9,7 @@ from kvbench.core.gpu import Gpu
 from kvbench.core.links import LinkLimits
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.core.units import format_bandwidth
-from kvbench.load_vs_recompute.scenario import SHARED_TIERS, TierRate
+from kvbench.load_vs_recompute.scenario import LOCAL_STORAGE, SHARED_TIERS, TierRate
 from kvbench.results.document import Document
 from kvbench.results.host_paths import Limit, MeasuredPath
 
@@ -69,6 +69,8 @@ def measured_tiers(paths: Sequence[MeasuredPath]) -> tuple[TierRate, ...]:
             bytes_per_s=path.bytes_per_s,
             latency_s=path.fixed_s,
             shared=path.tier in SHARED_TIERS,
+            measured_concurrency=path.concurrency,
+            destination=path.destination,
             origin=Origin(
                 provenance="measured",
                 source=f"{path.spec} into {path.destination}, {len(path.samples)} samples, {path.cold_evidence}",
@@ -87,19 +89,20 @@ def merged_tiers(*sources: Sequence[TierRate]) -> tuple[TierRate, ...]:
     return tuple(tiers.values())
 
 
+def merged_limits(*sources: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Limits by name; a later source replaces an earlier one."""
+    return tuple({limit.name: limit for source in sources for limit in source}.values())
+
+
 def link_limits(limits: Sequence[Limit], tier: TierRate) -> LinkLimits:
-    """The ceilings for one tier; of limits named twice the last one holds. A shared tier is one more ceiling."""
+    """The ceilings on one tier's way; storage of the host bounds the file tier only."""
     values = {limit.name: limit.value for limit in limits}
-    storage = min(
-        (v for v in (values.get("storage_total"), tier.bytes_per_s if tier.shared else None) if v), default=None
-    )
-    on_storage = tier.name in SHARED_TIERS
     return LinkLimits(
         pcie=values.get("pcie"),
         uplink=values.get("uplink"),
         ranks_per_uplink=int(values.get("ranks_per_uplink", 1)),
         host_total=values.get("host_total"),
-        storage_total=storage if on_storage or tier.shared else None,
+        storage_total=values.get("storage_total") if tier.name in LOCAL_STORAGE else None,
         home_socket=values.get("home_socket"),
         inter_socket=values.get("inter_socket"),
         sockets=int(values.get("sockets", 1)),
@@ -141,3 +144,30 @@ def check_tier_rates(tiers: Sequence[TierRate], limits: Sequence[Limit]) -> tupl
         for tier in tiers
         if tier.bytes_per_s > pcie.value and not tier.shared
     )
+
+
+def check_measured_tiers(tiers: Sequence[TierRate], ranks: int, *, on_gpu: bool) -> tuple[Warning_, ...]:
+    """Measured rates that are used for more than was measured: other memory, or more loads at once."""
+    warnings = []
+    for tier in tiers:
+        if on_gpu and tier.destination is not None and "cuda" not in tier.destination:
+            warnings.append(
+                Warning_(
+                    code="measured-into-host-memory",
+                    message=f"tier {tier.name} was measured into a {tier.destination}, not into the modelled GPU",
+                    remedy="measure it on a host with that GPU, or compare on this host with --measure",
+                )
+            )
+        given = "a share of the measured rate" if tier.shared else "all of the measured rate, within the known limits"
+        if tier.measured_concurrency is not None and ranks > tier.measured_concurrency:
+            warnings.append(
+                Warning_(
+                    code="measured-with-fewer-loads",
+                    message=(
+                        f"tier {tier.name} was measured with {tier.measured_concurrency} loads in flight, but {ranks} "
+                        f"ranks load at once; each is given {given}"
+                    ),
+                    remedy="measure with that many loads at once, or give --limit host_total=… and storage_total=…",
+                )
+            )
+    return tuple(warnings)

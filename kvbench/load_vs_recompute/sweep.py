@@ -1,29 +1,40 @@
 """Runs a scenario: every model × layout × tier × prefix length, with what to doubt about the result."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import isfinite
 
+from kvbench.catalogue.huggingface import is_known
 from kvbench.catalogue.models import CatalogueEntry
 from kvbench.core.claims import (
     check_bytes_per_token,
     check_request_rate,
     check_shares,
+    check_slow_hits,
     check_tail,
     expected_time_s,
     mix,
 )
 from kvbench.core.compare import MAX_UTILISATION
-from kvbench.core.errors import UsageError
+from kvbench.core.errors import LayoutError, UsageError
 from kvbench.core.kv_format import KvFormat
+from kvbench.core.layers import RecurrentState
 from kvbench.core.layout import CacheLayout, Parallelism, check_parallelism
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.core.recompute import RecomputeModel, comm_s_per_token
-from kvbench.core.work import Terms, active_params_terms, divided_terms, stage_terms
+from kvbench.core.work import active_params_terms, divided_terms, stage_terms
 from kvbench.load_vs_recompute.origins import point_origins
 from kvbench.load_vs_recompute.rates import Rates, gpu_label, model_rates
 from kvbench.load_vs_recompute.scenario import Scenario, check_scenario
-from kvbench.load_vs_recompute.series import RecomputeTime, Series
-from kvbench.load_vs_recompute.sources import check_tier_rates, gpu_limits, link_limits
+from kvbench.load_vs_recompute.series import RecomputeTime, Series, active_params
+from kvbench.load_vs_recompute.sources import (
+    check_measured_tiers,
+    check_tier_rates,
+    gpu_limits,
+    link_limits,
+    merged_limits,
+)
 from kvbench.results.host_paths import Limit
 from kvbench.results.load_vs_recompute import (
     Check,
@@ -36,6 +47,8 @@ from kvbench.results.load_vs_recompute import (
     Skipped,
 )
 from kvbench.results.prefill import PrefillMeasurement
+
+GPUS_PER_NODE = 8  # of an HGX board, the usual NVLink domain; NVL72 racks hold more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +72,21 @@ class MeasuredRecompute:
 
     prefill: PrefillMeasurement
 
+    @property
+    def start_s(self) -> float:
+        """The fit's constant: what a prefill of hardly any tokens takes."""
+        return self.prefill.overhead.c0_s + sum(kind.num_layers * kind.cost.c0_s for kind in self.prefill.layers)
+
     def seconds(self, new: int, cached: int = 0) -> float:
         """Seconds of `new` tokens after `cached`."""
         if new == 0:
             return 0.0
-        before_s = self.prefill.seconds(cached) if cached else 0.0
-        return max(0.0, self.prefill.seconds(cached + new) - before_s)
+        before_s = self.prefill.seconds(cached) - self.start_s if cached else 0.0
+        return self.prefill.seconds(cached + new) - before_s
+
+    def stage_seconds(self, new: int, cached: int = 0) -> float:
+        """The same: one device has one stage."""
+        return self.seconds(new, cached)
 
 
 def load_vs_recompute(scenario: Scenario, *, progress: Callable[[str], None] = lambda _: None) -> Answer:
@@ -98,63 +120,58 @@ class _Run:
 
     def all_points(self, progress: Callable[[str], None]) -> None:
         """Every combination, model by model."""
-        self.warn(*check_shares(self.scenario.hit_shares) if self.scenario.hit_shares else ())
-        for entry in self.scenario.entries:
+        scenario = self.scenario
+        self.warn(*check_shares(scenario.hit_shares) if scenario.hit_shares else ())
+        for entry in scenario.entries:
             progress(f"comparing {entry.model.name}")
-            for parallelism in self.scenario.layouts:
+            self.check_model(entry)
+            for parallelism, kv_format in product(scenario.layouts, scenario.kv_formats):
                 try:
                     check_parallelism(entry.model, parallelism)
-                    self.layout_points(entry, parallelism)
-                except UsageError as error:
-                    if len(self.scenario.layouts) * len(self.scenario.entries) * len(self.scenario.kv_formats) == 1:
-                        raise
-                    self.skipped.append(Skipped(model=entry.model.name, layout=parallelism.label(), reason=str(error)))
+                    self.series_points(self.series(entry, parallelism, kv_format))
+                except LayoutError as error:
+                    what = f"{entry.model.name} {parallelism.label()} {kv_format.kv_dtype}"
+                    self.skipped.append(Skipped(what=what, reason=str(error)))
 
-    def layout_points(self, entry: CatalogueEntry, parallelism: Parallelism) -> None:
-        """All cache formats, tiers and prefix lengths of one model on one layout."""
-        for kv_format in self.scenario.kv_formats:
-            for series in self.series(entry, parallelism, kv_format):
-                for suffix_tokens in self.scenario.suffixes:
-                    self.points.extend(series.point(tokens, suffix_tokens) for tokens in self.scenario.tokens)
-                self.curves.append(series.curve(self.scenario.tokens))
-                self.check_point_limits(series)
-        if self.scenario.hit_shares:
-            self.mix(entry, parallelism)
+    def series_points(self, all_series: list[Series]) -> None:
+        """All tiers and prefix lengths of one model, layout and cache format."""
+        for series in all_series:
+            for suffix_tokens in self.scenario.suffixes:
+                first = len(self.points)
+                self.points.extend(series.point(tokens, suffix_tokens) for tokens in self.scenario.tokens)
+                self.curves.append(series.curve(self.scenario.tokens, suffix_tokens))
+                self.check_points(series, self.points[first:])
+        self.mix(all_series)
 
     def series(self, entry: CatalogueEntry, parallelism: Parallelism, kv_format: KvFormat) -> list[Series]:
         """One series per tier, sharing everything else."""
         scenario = self.scenario
         layout = CacheLayout(entry.model, parallelism, kv_format)
         if scenario.flops_mode == "active-params":
-            active = scenario.active_params or entry.published_active_params
-            if not active:
-                raise UsageError(
-                    f"{entry.model.name} has no published active parameters; give --active-params, like 22e9"
-                )
-            stages: tuple[Terms, ...] = (
-                divided_terms(active_params_terms(entry.model, int(active)), parallelism.ranks),
-            )
+            terms = active_params_terms(entry.model, active_params(scenario, entry))
+            stages = (divided_terms(terms, parallelism.ranks),) * parallelism.pp
         else:
             stages = stage_terms(entry.model, parallelism, replicated_work=scenario.rank_work == "exact")
         recompute: RecomputeTime
         floor: RecomputeModel | None = None
-        limits: tuple[Limit, ...] = scenario.limits
+        limits = scenario.limits
         if scenario.prefill is not None:
             recompute = MeasuredRecompute(prefill=scenario.prefill)
         else:
-            rates = model_rates(scenario, scenario.weight_dtype or entry.model.weight_dtype)
-            self.note(rates)
-            comm = comm_s_per_token(entry.model, layout, rates.used) if len(stages) == parallelism.pp else (0.0,)
-            recompute = RecomputeModel(
-                stages=stages, comm_s_per_token=comm, rates=rates.used, chunk_tokens=scenario.chunk_tokens
+            rates = model_rates(
+                scenario,
+                scenario.weight_dtype or entry.model.weight_dtype,
+                has_index=any(terms.index for terms in stages),
             )
-            floor = RecomputeModel(
+            self.note(rates)
+            recompute = RecomputeModel(
                 stages=stages,
-                comm_s_per_token=(0.0,) * len(stages),
-                rates=rates.floor,
+                comm_s_per_token=comm_s_per_token(entry.model, layout, rates.used),
+                rates=rates.used,
                 chunk_tokens=scenario.chunk_tokens,
             )
-            limits = (*gpu_limits(scenario.gpu, rates.used.allgather_bytes_per_s), *scenario.limits)
+            floor = replace(recompute, rates=rates.floor, comm_s_per_token=(0.0,) * parallelism.pp)
+            limits = merged_limits(gpu_limits(scenario.gpu, rates.collective_bytes_per_s), scenario.limits)
             self.warn(*check_tier_rates(scenario.tiers, limits))
         self.add_inputs(*(_limit_input(limit) for limit in limits))
         return [
@@ -185,10 +202,10 @@ class _Run:
         """Keep each distinct warning once."""
         self.warnings.update({(warning.code, warning.message): warning for warning in warnings})
 
-    def check_point_limits(self, series: Series) -> None:
-        """Doubts that belong to a series: saturation, claims about its model, extrapolation."""
-        scenario, model = self.scenario, series.model
-        busiest = max((p.utilisation_ratio for p in self.points[-len(scenario.tokens) :]), default=0.0)
+    def check_points(self, series: Series, points: Sequence[Point]) -> None:
+        """Doubts that belong to a series: saturation, measured rates stretched too far."""
+        scenario = self.scenario
+        busiest = max((point.utilisation_ratio for point in points), default=0.0)
         if busiest >= MAX_UTILISATION:
             self.warn(
                 Warning_(
@@ -200,6 +217,34 @@ class _Run:
                     remedy="lower --loads-per-s, or give a faster tier",
                 )
             )
+        if series.parallelism.ranks > GPUS_PER_NODE:
+            self.warn(
+                Warning_(
+                    code="more-than-one-node",
+                    message=(
+                        f"{series.parallelism.label()} has {series.parallelism.ranks} ranks; they are taken to share "
+                        "one host's storage and one NVLink domain"
+                    ),
+                    remedy="for several nodes give the tier `per-rank` and --limit collective=… of the slowest link",
+                )
+            )
+        on_gpu = scenario.prefill is None
+        self.warn(*check_measured_tiers((series.tier,), series.concurrent_ranks, on_gpu=on_gpu))
+        if scenario.concurrent_ranks is not None and scenario.concurrent_ranks < series.loading_ranks:
+            self.warn(
+                Warning_(
+                    code="concurrency-raised",
+                    message=(
+                        f"--concurrency {scenario.concurrent_ranks} is below the {series.loading_ranks} ranks that "
+                        f"load one prefix under {series.parallelism.label()}; {series.loading_ranks} were counted"
+                    ),
+                    remedy="give --concurrency for all requests that load at once",
+                )
+            )
+
+    def check_model(self, entry: CatalogueEntry) -> None:
+        """Doubts that belong to a model: its context, its state, an extrapolated fit, a claim about its cache."""
+        scenario, model = self.scenario, entry.model
         longest = max(scenario.tokens)
         if scenario.prefill is not None:
             extrapolated = scenario.prefill.extrapolation_warning(longest)
@@ -212,42 +257,76 @@ class _Run:
                     remedy="the arithmetic holds, the model's answers may not",
                 )
             )
-        if scenario.claimed_bytes_per_token is not None:
-            exact = series.layout.at(longest).unique_bytes // longest
-            self.warn(*check_bytes_per_token(scenario.claimed_bytes_per_token, exact, model.name))
-
-    def mix(self, entry: CatalogueEntry, parallelism: Parallelism) -> None:
-        """E[T] over the claimed outcomes, and whether the claimed rate can be."""
-        scenario = self.scenario
-        series = {one.tier.name: one for one in self.series(entry, parallelism, scenario.kv_formats[0])}
-        any_series = next(iter(series.values()))
-        unknown = [n for n in scenario.hit_shares if n not in {*series, "miss", "hbm"}]
-        if unknown:
-            raise UsageError(
-                f"--hit {unknown[0]} is not a tier of this run; use {', '.join(series)}, hbm or miss, or add --tier"
-            )
-        for tokens in scenario.tokens:
-            times = {name: one.comparison(tokens).t_load_s for name, one in series.items()}
-            times |= {"miss": any_series.recompute.seconds(tokens), "hbm": 0.0}
-            shares = mix(scenario.hit_shares, times)
-            self.warn(*check_tail(shares))
-            self.expected.append(
-                ExpectedTime(
-                    model=entry.model.name,
-                    tokens=tokens,
-                    layout=parallelism.label(),
-                    expected_s=expected_time_s(scenario.hit_shares, times),
-                    shares=shares,
+        if not is_known(model.architecture):
+            self.warn(
+                Warning_(
+                    code="assumed-architecture",
+                    message=(
+                        f"{model.architecture} is not known; every layer of {model.name} was taken as --assume says "
+                        f"({', '.join(f'{count} {kind}' for kind, count in model.layer_kinds().items())})"
+                    ),
+                    remedy="check that number against the model card; windows and other layouts would make it smaller",
                 )
             )
-            if scenario.claimed_rate_per_s is not None and any_series.floor is not None:
-                miss_ratio = scenario.hit_shares.get("miss", 0.0)
-                floor_s = any_series.floor.seconds(tokens)
-                self.warn(
-                    *check_request_rate(
-                        claimed_per_s=scenario.claimed_rate_per_s, miss_ratio=miss_ratio, prefill_floor_s=floor_s
+        has_state = any(isinstance(mixer, RecurrentState) for mixer in model.mixers())
+        if scenario.kv_formats[0].state_dtype is not None and not has_state:
+            self.warn(
+                Warning_(
+                    code="state-dtype-unused",
+                    message=f"--state-dtype {scenario.kv_formats[0].state_dtype}: {model.name} has no recurrent state",
+                    remedy="leave it out for this model",
+                )
+            )
+        if scenario.claimed_bytes_per_token is not None:
+            layout = CacheLayout(model, Parallelism(), scenario.kv_formats[0])
+            exact = {layout.at(tokens).unique_bytes // tokens for tokens in scenario.tokens}
+            exact |= {int(layout.bytes_per_token()), int(layout.bytes_per_token(short=True))}
+            self.warn(*check_bytes_per_token(scenario.claimed_bytes_per_token, sorted(exact), model.name))
+
+    def mix(self, all_series: list[Series]) -> None:
+        """E[T] over the claimed outcomes, and whether the claimed rate can be; without --hit everything misses."""
+        scenario, first = self.scenario, all_series[0]
+        for tokens in scenario.tokens:
+            times = {one.tier.name: one.comparison(tokens).t_load_s for one in all_series}
+            times |= {"miss": first.recompute.seconds(tokens), "hbm": 0.0}
+            hit = [name for name, share in scenario.hit_shares.items() if share > 0]
+            if hit and all(isfinite(times[name]) for name in hit):
+                shares = mix(scenario.hit_shares, times)
+                self.warn(*check_tail(shares), *check_slow_hits(shares))
+                self.expected.append(
+                    ExpectedTime(
+                        model=first.model.name,
+                        tokens=tokens,
+                        layout=first.parallelism.label(),
+                        expected_s=expected_time_s(scenario.hit_shares, times),
+                        shares=shares,
                     )
                 )
+            if scenario.claimed_rate_per_s is not None:
+                self.check_rate(first, tokens, scenario.claimed_rate_per_s)
+
+    def check_rate(self, series: Series, tokens: int, claimed_per_s: float) -> None:
+        """The claimed request rate against all ranks at peak, work spread evenly and nothing counted twice."""
+        scenario = self.scenario
+        if series.floor is None:
+            self.warn(
+                Warning_(
+                    code="claim-not-checked",
+                    message="--claimed-rate is checked against a GPU's peak, which --measure does not know",
+                    remedy="leave --measure out and give --gpu",
+                )
+            )
+            return
+        even = divided_terms(series.whole_terms, series.parallelism.ranks)
+        bound = replace(series.floor, stages=(even,), comm_s_per_token=(0.0,))
+        miss_ratio = scenario.hit_shares.get("miss", 0.0) if scenario.hit_shares else 1.0
+        self.warn(
+            *check_request_rate(
+                claimed_per_s=claimed_per_s,
+                miss_ratio=miss_ratio,
+                prefill_floor_s=bound.stage_seconds(tokens),
+            )
+        )
 
     def answer(self, interrupted: bool) -> Answer:
         """The result so far."""

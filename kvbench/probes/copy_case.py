@@ -8,7 +8,7 @@ from threading import Barrier, Event, Thread
 from typing import Any, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.units import format_bytes
+from kvbench.core.units import format_bytes, seconds_from_ns
 from kvbench.probes.affinity import stay_on_node
 from kvbench.probes.executions.base import Direction, Execution, ExecutionUnavailableError
 from kvbench.probes.executions.registry import EXECUTIONS, open_execution
@@ -221,7 +221,7 @@ def _seconds(executions: Sequence[Execution], prepared: Sequence[Any], copiers: 
     if len(executions) == 1:
         begin_ns = time.perf_counter_ns()
         executions[0].copy(prepared[0])
-        return (time.perf_counter_ns() - begin_ns) / 1e9
+        return seconds_from_ns(time.perf_counter_ns() - begin_ns)
     barrier = Barrier(len(executions))
 
     def copy(index: int) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _seconds(executions: Sequence[Execution], prepared: Sequence[Any], copiers: 
         return begin_ns, time.perf_counter_ns()
 
     spans = list(copiers.map(copy, range(len(executions))))
-    return (max(end for _, end in spans) - min(begin for begin, _ in spans)) / 1e9
+    return seconds_from_ns(max(end for _, end in spans) - min(begin for begin, _ in spans))
 
 
 class _Company:

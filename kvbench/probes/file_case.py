@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.units import MIB, format_bytes
+from kvbench.core.units import MIB, format_bytes, seconds_from_ns
 from kvbench.probes.affinity import disk_numa_node, stay_on_node
 from kvbench.probes.device_memory import PAGE_BYTES, random_bytes_into
 from kvbench.probes.file_engines.base import (
@@ -192,7 +192,7 @@ class _Moves:
         engine.transfer(blocks)
         if plan.fsync == "batch":
             os.fdatasync(self._file.descriptor)
-        seconds = (time.perf_counter_ns() - begin_ns) / 1e9
+        seconds = seconds_from_ns(time.perf_counter_ns() - begin_ns)
         if plan.direction == "load" and self._direct:
             self._cache.note(0, self._file.num_bytes)
         if plan.direction == "store":

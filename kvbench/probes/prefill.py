@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench.core.errors import KvbenchError, MissingDependencyError
-from kvbench.core.units import format_bytes
+from kvbench.core.units import format_bytes, seconds_from_ms, seconds_from_ns
 from kvbench.probes.machine import available_memory_bytes, last_level_cache_bytes
 from kvbench.probes.truncated_model import CannotBuildError, TruncatedModel, materialize, truncated_model
 from kvbench.results.host import describe_host
@@ -194,7 +194,7 @@ class _CpuClock(_Clock):
         return time.perf_counter_ns()
 
     def _between(self, begin: Any, end: Any) -> float:
-        seconds: float = (end - begin) / 1e9
+        seconds: float = seconds_from_ns(end - begin)
         return seconds
 
     def _settle(self) -> None:
@@ -216,7 +216,7 @@ class _CudaClock(_Clock):
         return event
 
     def _between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1e3
+        return seconds_from_ms(float(begin.elapsed_time(end)))
 
     def _settle(self) -> None:
         import torch

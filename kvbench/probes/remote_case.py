@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from kvbench.core.errors import KvbenchError, MissingDependencyError
+from kvbench.core.units import seconds_from_ns
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.tier_spec import TierSpec, parse_tier_spec
 from kvbench.probes.turns import monotonic, turns
@@ -115,9 +116,9 @@ async def _transfer(
     begin_ns = time.perf_counter_ns()
     if plan.direction == "store":
         await _all(plan.depth, [store.put(name, value) for name in names])
-        return (time.perf_counter_ns() - begin_ns) / 1e9, len(names)
+        return seconds_from_ns(time.perf_counter_ns() - begin_ns), len(names)
     loaded = await _all(plan.depth, [store.get(name) for name in names])
-    seconds = (time.perf_counter_ns() - begin_ns) / 1e9
+    seconds = seconds_from_ns(time.perf_counter_ns() - begin_ns)
     if any(got != value for got in loaded):
         raise KvbenchError(f"a value of {segment} bytes came back changed; do not trust this path")
     return seconds, len(names)

@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import Any, Literal
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.units import format_bytes
+from kvbench.core.units import format_bytes, seconds_from_ns
 from kvbench.probes.device_memory import PAGE_BYTES, DeviceMemory, open_device_memory
 from kvbench.probes.load_sources import HostPool, Source, Warn, source_file
 from kvbench.probes.machine import available_memory_bytes, last_level_cache_bytes
@@ -155,4 +155,4 @@ def _load_seconds(
                 f"{format_bytes(size)} loaded from offset {offset} arrived in device memory with other bytes; "
                 "do not trust this path, and check memory and disk for errors"
             )
-    return (max(end for _, end in spans) - min(begin for begin, _ in spans)) / 1e9
+    return seconds_from_ns(max(end for _, end in spans) - min(begin for begin, _ in spans))

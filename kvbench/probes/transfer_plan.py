@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.core.errors import UsageError
-from kvbench.core.units import parse_bandwidth, parse_bytes, parse_duration
+from kvbench.core.units import MIB, parse_bandwidth, parse_bytes, parse_duration
 from kvbench.probes.executions.registry import EXECUTIONS
 from kvbench.probes.file_engines.registry import ENGINES
 from kvbench.probes.plan_file import quantity, read_plan_file, validated_plan
@@ -196,7 +196,7 @@ def _schema() -> "type[BaseModel]":
         repeats: count = 9
         warmups: Annotated[int, Field(ge=1, le=1000)] = 1
         pool: size
-        file: size = 256 * 1024 * 1024
+        file: size = 256 * MIB
         time: duration
         timeout: duration
         total: duration

@@ -65,7 +65,8 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .25rem .9rem .25rem 0; text-align: right; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; vertical-align: top; }
-th { border-bottom: 2px solid var(--line); } .left { text-align: left; } .main td { font-weight: 600; }
+th { border-bottom: 2px solid var(--line); } td:not(.left) { white-space: nowrap; }
+.left { text-align: left; } .main td { font-weight: 600; }
 figure { margin: 1.5rem 0; } figure svg { max-width: 100%; height: auto; color: var(--ink); }
 figcaption, .note, footer { color: var(--faint); font-size: .85rem; }
 code { font-size: .9em; overflow-wrap: anywhere; }

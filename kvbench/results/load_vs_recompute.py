@@ -31,8 +31,10 @@ class Point:
 
     `node_bytes` sums over all ranks of the instance, `unique_bytes` counts each cached byte once, `replicas` is their
     ratio. `flops_per_rank` counts what every rank repeats; `flops_per_rank_div_tp` is the plain division.
-    `t_load_s` is what the request waits for: queue + fixed + wire - overlap. `t_recompute_floor_s` is at peak FLOP/s.
-    A field is None where it does not apply: `flops_attention_absorbed` without MLA, `mfu_ratio` when measured.
+    `t_load_s` is what the request waits for: queue + fixed + wire - overlap; computing the suffix takes `t_suffix_s`
+    whichever way the prefix comes. `t_recompute_floor_s` is at peak FLOP/s.
+    `rank_bytes_per_s` is the rate at which a rank's whole cache arrives under `strategy`. A field is None where it does
+    not apply: `flops_attention_absorbed` without MLA, `mfu_ratio` when measured, load times on a path always busy.
     """
 
     model: str
@@ -49,7 +51,7 @@ class Point:
     tier: str
     strategy: str
 
-    bytes_per_token: int
+    bytes_per_token: float
     kv_heads_per_rank: int | None
     head_replicas: int | None
     rank_bytes: int
@@ -58,6 +60,8 @@ class Point:
     node_bytes_all_replicas: int
     unique_bytes: int
     replicas: float
+    host_bytes_per_token: float
+    shared_host_bytes_per_token: float
     index_bytes: int
     state_bytes: int
 
@@ -86,7 +90,9 @@ class Point:
     t_load_fixed_s: float
     t_load_queue_s: float | None
     t_load_overlap_s: float
-    t_load_s: float
+    t_load_s: float | None
+    t_suffix_s: float
+    most_loads_per_s: float
     layer_load_s: float
 
     t_recompute_s: float
@@ -101,12 +107,12 @@ class Point:
     mfu_ratio: float | None
 
     break_even_bytes_per_s: float | None
-    smallest_useful_tokens: float | None
+    smallest_useful_tokens: int | None
     suffix_break_even_tokens: int | None
     split_tokens: int
-    split_t_s: float
+    split_t_s: float | None
     split_gain: float
-    layer_split_t_s: float
+    layer_split_t_s: float | None
 
     verdict: Verdict
     verdict_without_split: Verdict
@@ -130,6 +136,7 @@ class Curve:
     layout: str
     kv_dtype: str
     tier: str
+    suffix_tokens: int
     tokens: tuple[int, ...]
     t_load_s: tuple[float, ...]
     t_recompute_s: tuple[float, ...]
@@ -139,10 +146,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A combination of the sweep that cannot exist, with the reason."""
+    """A combination of the sweep that cannot exist, or a tier that could not be measured, with the reason."""
 
-    model: str
-    layout: str
+    what: str
     reason: str
 
 

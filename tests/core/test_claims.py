@@ -6,6 +6,7 @@ from kvbench.core.claims import (
     check_bytes_per_token,
     check_request_rate,
     check_shares,
+    check_slow_hits,
     check_tail,
     expected_time_s,
     mix,
@@ -33,9 +34,9 @@ def test_expected_time_is_a_weighted_sum_and_each_part_is_attributed() -> None:
 
 
 def test_a_size_per_token_that_contradicts_the_config_is_named_with_the_factor() -> None:
-    (warning,) = check_bytes_per_token(500_000, 262_144, "a 64-layer model")
+    (warning,) = check_bytes_per_token(500_000, [262_144], "a 64-layer model")
     assert "1.91 times" in warning.message
-    assert check_bytes_per_token(262_144, 262_144, "a 64-layer model") == ()
+    assert check_bytes_per_token(262_144, [100_000, 262_144], "a 64-layer model") == ()
 
 
 def test_a_rate_above_the_roofline_is_named_with_what_is_possible() -> None:
@@ -44,3 +45,10 @@ def test_a_rate_above_the_roofline_is_named_with_what_is_possible() -> None:
     assert warning.code == "impossible-request-rate"
     assert "465.2 times" in warning.message
     assert check_request_rate(claimed_per_s=0.02, miss_ratio=0.7, prefill_floor_s=63.9) == ()
+
+
+def test_a_hit_slower_than_a_miss_is_doubted() -> None:
+    shares = mix({"dram": 0.3, "file": 0.2, "miss": 0.5}, {"dram": 1e-3, "file": 48e-3, "miss": 36e-3})
+    (warning,) = check_slow_hits(shares)
+    assert warning.code == "hit-slower-than-miss"
+    assert "a hit in file takes 48.0 ms, recomputing takes 36.0 ms" in warning.message

@@ -144,7 +144,7 @@ def test_stage_sizes_and_shares_add_up(total: int, parts: int) -> None:
     ("parallelism", "part"),
     [
         (Parallelism(tp=3), "attention TP 3 does not divide the 32 heads"),
-        (Parallelism(tp=0), "tp is 0"),
+        (Parallelism(tp=0), "--tp 0 must be 1 or more"),
         (Parallelism(tp=4, cp=3), "tp 4 is not divisible by dp_attention × cp = 3"),
         (Parallelism(pp=9), "pp 9 exceeds the 1 layers"),
         (Parallelism(tp=4, ep=3), "ep 3 does not divide tp 4"),

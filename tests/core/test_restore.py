@@ -37,7 +37,6 @@ def test_copies_per_logical_page_follow_the_table(
     assert option.node_h2d_bytes == h2d * GB
     assert option.gpu_gpu_bytes == gpu * GB
     assert option.l1_rank_ratio == l1
-    assert option.needs_collective == (gpu > 0)
 
 
 @given(st.integers(2, 16), st.integers(10**6, 10**10))
@@ -88,3 +87,19 @@ def test_hashing_few_blocks_over_many_ranks_is_uneven() -> None:
     assert hashed_imbalance(1, 10) == 1
     assert hashed_imbalance(8, 10**9) == pytest.approx(1, abs=1e-3)
     assert hashed_imbalance(8, 64) > 1.5
+
+
+def test_what_a_rank_keeps_for_itself_is_loaded_whatever_the_strategy() -> None:
+    plain, with_state = options(PRIVATE), options(PRIVATE, private_bytes=GB // 10)
+    for name in STRATEGIES:
+        before, after = plain[name].t_s, with_state[name].t_s
+        assert before is not None
+        assert after == pytest.approx(before + GB / 10 / 50e9)
+        assert with_state[name].node_h2d_bytes - plain[name].node_h2d_bytes == 8 * GB // 10
+    assert with_state["native_sequence_sharding"].l1_rank_ratio == pytest.approx((1 / 8 + 0.1) / 1.1)
+
+
+def test_more_loads_than_this_group_share_the_node_whatever_their_number() -> None:
+    limits = LinkLimits(host_total=120e9)
+    twelve = options(limits, ranks=8, concurrent_ranks=12)["per_rank_host_copies"].t_s
+    assert twelve == pytest.approx(GB / 10e9)

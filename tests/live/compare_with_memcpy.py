@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvbench.core.units import MIB
+from kvbench.core.units import MIB, seconds_from_ns
 from kvbench.probes.executions.registry import open_execution
 from kvbench.probes.segments import Segments
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
                         continue
                     begin_ns = time.perf_counter_ns()
                     execution.copy(prepared)
-                    seconds[who] = (time.perf_counter_ns() - begin_ns) / 1e9
+                    seconds[who] = seconds_from_ns(time.perf_counter_ns() - begin_ns)
                 ratios.append(seconds["theirs"] / seconds["ours"])
                 rates.append(size / seconds["ours"])
             wrong = abs(median(ratios) - 1) > MOST_DIFFERENT

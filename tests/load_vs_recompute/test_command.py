@@ -41,7 +41,7 @@ class TestVerdicts:
             capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=file=1GB/s"
         )["result"]["points"]
         assert [point["verdict"] for point in points] == ["load", "recompute"]
-        assert points[1]["limited_by"] == "storage shared by 8"
+        assert points[1]["limited_by"] == "tier shared by 8"
         assert points[1]["rank_bytes_per_s"] == 1e9 / 8
 
     def test_parts_of_the_load_time_add_up(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ class TestVerdicts:
 
     def test_a_verdict_at_peak_that_any_efficiency_keeps_is_sure(self, capsys: pytest.CaptureFixture[str]) -> None:
         points = result_of(
-            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=13GB/s"
+            capsys, "qwen3-235b-a22b", "--tp=8", "--tokens=32768", "--tier=dram=50GB/s", "--tier=mid=12GB/s"
         )["result"]["points"]
         assert points[0]["sure"]
         assert points[0]["ratio_low"] < points[0]["ratio"] < points[0]["ratio_high"]
@@ -117,6 +117,159 @@ class TestVerdicts:
             assert result_of(capsys, *arguments, tier)["result"]["points"][0]["verdict"] == verdict
 
 
+class TestPipelines:
+    def seconds(self, capsys: pytest.CaptureFixture[str], field: str, *arguments: str) -> list[Any]:
+        points = result_of(capsys, "llama-3.1-70b", "--tp=2", "--tier=dram=50GB/s", *arguments)["result"]["points"]
+        return [point[field] for point in points]
+
+    def test_one_more_token_never_makes_a_prefill_faster(self, capsys: pytest.CaptureFixture[str]) -> None:
+        tokens = "--tokens=8191,8192,8193,16384,16385"
+        for mode in ("exact", "active-params"):
+            times = self.seconds(capsys, "t_recompute_s", "--pp=4", tokens, f"--flops-mode={mode}")
+            assert times == sorted(times)
+
+    def test_a_pipeline_is_no_faster_than_its_share_and_no_slower_than_one_stage(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for mode in ("exact", "active-params"):
+            whole, piped = self.seconds(
+                capsys, "t_recompute_s", "--pp=1,4", "--tokens=65536", f"--flops-mode={mode}", "--efficiency=0.5"
+            )
+            assert whole / 4 < piped < whole
+
+    def test_a_prompt_of_one_chunk_passes_every_stage_in_turn(self, capsys: pytest.CaptureFixture[str]) -> None:
+        whole, piped = self.seconds(capsys, "t_recompute_s", "--pp=1,4", "--tokens=4096")
+        assert piped == pytest.approx(whole)
+
+    def test_the_suffix_that_hides_a_layer_does_not_depend_on_the_number_of_stages(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = self.seconds(capsys, "suffix_break_even_tokens", "--pp=1,2,4", "--tokens=32768")
+        assert len(set(found)) == 1
+
+
+class TestLayouts:
+    def point(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = result_of(capsys, *arguments)["result"]["points"][0]
+        return found
+
+    def test_bytes_per_token_are_those_of_a_rank_under_ring_context_parallelism(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        point = self.point(
+            capsys, "qwen3-235b-a22b", "--tp=8", "--cp=8", "--cp-mode=ring", "--tokens=32768", "--tier=dram=50GB/s"
+        )
+        assert point["bytes_per_token"] == 192512 / 8
+        assert point["rank_bytes"] == 32768 * 192512 / 8
+
+    def test_the_smallest_useful_prefix_does_not_depend_on_the_prefix_asked(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        points = result_of(
+            capsys,
+            "deepseek-v3.2",
+            "--tp=8",
+            "--cp=8",
+            "--cp-mode=dcp",
+            "--tier=file=7GB/s,1ms",
+            "--tokens=1024,131072",
+        )["result"]["points"]
+        assert points[0]["smallest_useful_tokens"] == points[1]["smallest_useful_tokens"]
+
+    @pytest.mark.parametrize(
+        ("model", "tier"),
+        [
+            ("deepseek-v3", "remote=25GB/s,2ms"),
+            ("kimi-k2", "remote=25GB/s,2ms"),
+            ("llama-3.1-70b", "file=7GB/s,200us"),
+            ("gpt-oss-120b", "file=7GB/s,5ms"),
+            ("qwen3-next-80b-a3b", "file=7GB/s,5ms"),
+        ],
+    )
+    def test_the_smallest_useful_prefix_is_where_loading_first_pays(
+        self, model: str, tier: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = (model, "--tp=8", "--gpu=H100-SXM", f"--tier={tier}")
+        least = self.point(capsys, *arguments, "--tokens=4096")["smallest_useful_tokens"]
+        assert least > 1
+        before, at = result_of(capsys, *arguments, f"--tokens={least - 1},{least}")["result"]["points"]
+        assert before["ratio"] < 1 <= at["ratio"]
+
+    def test_the_smallest_useful_prefix_of_linear_compute_is_the_formula(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        config = ("mamba-codestral-7b", "--tokens=4096", "--tier=dram=50GB/s,10ms", "--efficiency=0.5")
+        point = self.point(capsys, *config)
+        per_token_s = point["t_recompute_s"] / 4096
+        formula = (10e-3 + point["rank_bytes"] / 50e9) / per_token_s
+        assert point["smallest_useful_tokens"] == pytest.approx(formula, abs=1)
+
+    def test_collectives_of_a_restore_count_the_layers_that_hold_rows(self, capsys: pytest.CaptureFixture[str]) -> None:
+        point = self.point(
+            capsys, "kimi-linear-48b-a3b", "--tp=8", "--tokens=16384", "--tier=dram=50GB/s",
+            "--limit=alpha_collective=15us", "--limit=collective=300GB/s",
+        )  # fmt: skip
+        serial = next(s for s in point["strategies"] if s["name"] == "fixed_source_broadcast_serial")
+        rows, state = point["rank_bytes"] - point["state_bytes"], point["state_bytes"]
+        assert serial["t_s"] == pytest.approx(state / 50e9 + rows / 50e9 + 7 * 15e-6 + rows / 300e9)
+
+    def test_mfu_of_a_pipeline_counts_its_bubbles(self, capsys: pytest.CaptureFixture[str]) -> None:
+        point = self.point(
+            capsys, "llama-3.1-70b", "--tp=2", "--pp=4", "--tokens=8192", "--efficiency=0.5", "--tier=dram=50GB/s"
+        )
+        assert point["mfu_ratio"] == pytest.approx(0.125)
+        assert point["t_recompute_active_params_s"] == pytest.approx(point["t_recompute_floor_s"], rel=0.05)
+
+    def test_the_first_token_waits_for_the_load_that_is_not_hidden_and_for_the_suffix(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ("qwen3-32b", "--tp=4", "--tokens=16384", "--suffix=512", "--tier=dram=50GB/s")
+        point = self.point(capsys, *arguments)
+        _, text, _ = run(capsys, *arguments)
+        ttft_ms = (point["t_load_s"] + point["t_suffix_s"]) * 1e3
+        assert f"with 512 new tokens the first token comes after {ttft_ms:.1f} ms" in text
+
+    def test_host_memory_per_token_counts_the_copies_a_strategy_keeps(self, capsys: pytest.CaptureFixture[str]) -> None:
+        point = self.point(capsys, "deepseek-v3", "--tp=8", "--tokens=4096", "--tier=dram=50GB/s")
+        assert point["host_bytes_per_token"] == 8 * 70272
+        assert point["shared_host_bytes_per_token"] == 70272
+
+    def test_sharded_state_is_loaded_in_full_by_every_strategy(self, capsys: pytest.CaptureFixture[str]) -> None:
+        point = self.point(capsys, "qwen3-next-80b-a3b", "--tp=8", "--tokens=1024", "--tier=dram=50GB/s")
+        native = next(s for s in point["strategies"] if s["name"] == "native_sequence_sharding")
+        rows, state = point["rank_bytes"] - point["state_bytes"], point["state_bytes"]
+        assert state > 0
+        # Four ranks hold each of the two KV heads.
+        assert native["t_s"] == pytest.approx((rows / 4 + state) / 50e9)
+
+    def test_a_recurrent_model_has_nothing_to_split(self, capsys: pytest.CaptureFixture[str]) -> None:
+        point = self.point(capsys, "mamba-codestral-7b", "--tokens=100000", "--tier=dram=50GB/s")
+        assert point["split_tokens"] == 0
+        assert point["split_t_s"] == point["t_load_s"]
+        assert point["bytes_per_token"] == 0
+
+    def test_a_strategy_changes_rate_intensity_and_verdict_together(self, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ("deepseek-v3", "--tp=8", "--tokens=32768", "--tier=file=7GB/s", "--efficiency=1.0")
+        plain = self.point(capsys, *arguments)
+        native = self.point(capsys, *arguments, "--strategy=native")
+        assert native["t_load_s"] == pytest.approx(plain["t_load_s"] / 8)
+        for point in (plain, native):
+            assert (point["i_cache"] > point["i_hardware"]) == (point["ratio"] > 1)
+
+    def test_a_strategy_that_cannot_be_timed_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        code, _, err = run(
+            capsys, "deepseek-v3", "--tp=8", "--gpu=MI250X", "--peak-flops=383e12", "--strategy=allgather",
+            "--tier=dram=20GB/s", "--tokens=1024",
+        )  # fmt: skip
+        assert (code, "--limit collective" in err) in ((0, False), (2, True))
+        point = self.point(
+            capsys, "deepseek-v3", "--tp=8", "--strategy=allgather", "--efficiency=0.5", "--tier=dram=50GB/s",
+            "--tokens=32768",
+        )  # fmt: skip
+        row = next(s for s in point["strategies"] if s["name"] == point["strategy"])
+        assert point["t_load_s"] == pytest.approx(row["t_s"])
+
+
 class TestSweeps:
     def test_every_combination_is_a_point_and_what_cannot_be_is_skipped_with_its_reason(
         self, capsys: pytest.CaptureFixture[str]
@@ -128,7 +281,7 @@ class TestSweeps:
         result = document["result"]
         # qwen2.5-7b has 28 heads, which 8 ranks cannot divide.
         assert len(result["points"]) == (2 + 3) * 2 * 2
-        assert [(skip["model"], skip["layout"]) for skip in result["skipped"]] == [("qwen2.5-7b", "TP 8")] * 1
+        assert [skip["what"] for skip in result["skipped"]] == ["qwen2.5-7b TP 8 bf16", "qwen2.5-7b TP 8 fp8"]
         assert "does not divide the 28 heads" in result["skipped"][0]["reason"]
 
     def test_a_thousand_points_render_and_round_trip(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +354,24 @@ class TestSources:
         assert document["provenance"]["t_load_s"]["provenance"] == "measured"
         assert document["provenance"]["t_recompute_s"]["provenance"] == "modelled"
 
+    def test_a_measurement_stretched_to_more_ranks_is_not_called_measured_and_is_doubted(
+        self, saved_paths: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        document = result_of(capsys, "llama-3.1-70b", "--tp=8", "--tokens=4096", f"--probe={saved_paths}")
+        assert document["provenance"]["t_load_s"]["provenance"] == "modelled"
+        codes = [warning["code"] for warning in document["warnings"]]
+        assert "measured-with-fewer-loads" in codes
+        assert "measured-into-host-memory" in codes
+
+    def test_a_typed_limit_replaces_the_catalogues_and_a_tier_is_checked_against_it(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ("qwen3-8b", "--tokens=4096", "--tier=dram=70GB/s")
+        wide = result_of(capsys, *arguments, "--limit=pcie=100GB/s")
+        assert wide["result"]["points"][0]["rank_bytes_per_s"] == 70e9
+        narrow = result_of(capsys, *arguments, "--limit=pcie=25GB/s", code=3)
+        assert narrow["result"]["points"][0]["rank_bytes_per_s"] == 25e9
+
     def test_a_typed_tier_wins_over_a_saved_one_of_the_same_name(
         self, saved_paths: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -246,13 +417,27 @@ class TestImpossibleInput:
             "--hit=miss=0.7", "--claimed-rate=10.4", code=3,
         )  # fmt: skip
         (warning,) = [w for w in document["warnings"] if w["code"] == "impossible-request-rate"]
-        assert "one miss takes 1.0" in warning["message"]  # minutes: 63.9 s at peak on four A100
+        assert "one miss keeps all ranks busy for 63.9 s" in warning["message"]
 
     def test_its_bytes_per_token_contradict_the_config(self, capsys: pytest.CaptureFixture[str]) -> None:
         document = result_of(capsys, "qwen3-32b", "--tokens=4096", "--claimed-bytes-per-token=512KiB", code=3)
         (warning,) = [w for w in document["warnings"] if w["code"] == "impossible-bytes-per-token"]
         assert "stores 262144 B" in warning["message"]
         assert "2.00 times" in warning["message"]
+
+    def test_a_rate_that_all_ranks_together_can_serve_is_not_impossible(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        # One group's latency is not the capacity: eight DP groups prefill eight requests at once.
+        dp = ("deepseek-v3", "--tp=8", "--dp-attention=8", "--tokens=8192", "--claimed-rate=10")
+        pp = ("llama-3.1-70b", "--tp=2", "--pp=4", "--tokens=8192", "--claimed-rate=6")
+        for arguments in (dp, pp):
+            result_of(capsys, *arguments, code=0)
+        result_of(capsys, *pp[:-1], "--claimed-rate=7", code=3)
+
+    def test_bytes_per_token_inside_a_window_are_not_impossible(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for size in ("496KiB", "80KiB"):  # all 62 layers grow below the window, the 10 global ones beyond
+            result_of(capsys, "gemma-3-27b", "--tokens=1024,131072", f"--claimed-bytes-per-token={size}", code=0)
 
     def test_a_tier_above_its_link_is_named_and_the_link_is_used(self, capsys: pytest.CaptureFixture[str]) -> None:
         document = result_of(capsys, "qwen3-8b", "--tokens=4096", "--tier=dram=400GB/s", code=3)
@@ -281,7 +466,7 @@ class TestRefusals:
         ("arguments", "parts"),
         [
             (["qwen3-8b", "--tp=3"], ["attention TP 3", "32 heads", "use one of 1, 2, 4"]),
-            (["qwen3-8b", "--tokens=-5"], ["--tokens -5", "1 or more"]),
+            (["qwen3-8b", "--tokens=-5"], ["--tokens -5", "between 1"]),
             (["qwen3-8b", "--tokens=0"], ["--tokens 0"]),
             (["qwen3-8b", "--tokens=1e3"], ["--tokens", "1e3", "whole numbers"]),
             (["qwen3-8b", "--kv-dtype=float7"], ["kv dtype 'float7'", "use one of", "nvfp4"]),
@@ -290,19 +475,34 @@ class TestRefusals:
             (["qwen3-8b", "--gpu=H100"], ["H100-SXM", "H100-PCIe"]),
             (["qwen3-8b", "--claimed-bytes-per-token=64M"], ["'64M'", "64MiB"]),
             (["qwen3-8b", "--tier=dram=64M"], ["'64M'", "50GB/s"]),
-            (["qwen3-8b", "--tier=dram"], ["dram", "--measure", "dram=50GB/s"]),
+            (["qwen3-8b", "--tier=dram"], ["'dram'", "dram=50GB/s"]),
             (["qwen3-8b", "--tier=file:/tmp?size=1GiB"], ["real tier", "--measure"]),
             (["qwen3-8b", "--limit=speed=5"], ["no known limit", "uplink"]),
             (["qwen3-8b", "--limit=sockets=half"], ["sockets=half", "whole number"]),
             (["qwen3-8b", "--hit=dram=2"], ["dram=2", "between 0 and 1"]),
             (["qwen3-8b", "--hit=tape=1"], ["tape", "not a tier of this run"]),
             (["qwen3-8b", "--efficiency=fast"], ["--efficiency 'fast'", "auto"]),
-            (["qwen3-8b", "--efficiency=1.5"], ["--efficiency 1.5", "at most 1"]),
+            (["qwen3-8b", "--efficiency=1.5"], ["--efficiency 1.5", "between"]),
             (["qwen3-8b", "--peak-flops=fast"], ["'fast'", "989e12"]),
-            (["qwen3-8b", "--concurrency=0"], ["--concurrency 0"]),
+            (["qwen3-8b", "--concurrency=0"], ["--concurrency 0", "between 1"]),
             (["qwen3-8b", "--expert-imbalance=0.5"], ["--expert-imbalance 0.5"]),
             (["qwen3-8", "--tokens=5"], ["'qwen3-8'", "did you mean"]),
             (["qwen3-8b", "--measure", "--tp=2"], ["--measure", "--tp"]),
+            (["qwen3-8b", "--measure", "--tokens=-5"], ["--tokens -5"]),
+            (["qwen3-8b", "--loads-per-s=nan"], ["--loads-per-s nan"]),
+            (["qwen3-8b", "--claimed-rate=-5"], ["--claimed-rate -5"]),
+            (["qwen3-8b", "--active-params=-5"], ["--active-params -5"]),
+            (["qwen3-8b", "--chunk-tokens=0"], ["--chunk-tokens 0"]),
+            (["qwen3-8b", "--weight-dtype=foo"], ["weight dtype 'foo'", "nvfp4"]),
+            (["qwen3-8b", "--assume=foo"], ["--assume 'foo'", "gqa"]),
+            (["qwen3-8b", "--ep=2", "--tp=2"], ["ep 2 exceeds the 1 experts"]),
+            (["qwen3-8b", "--limit=ranks_per_uplink=²"], ["whole number"]),
+            (["qwen3-8b", "--limit=pcie="], ["--limit 'pcie='", "50GB/s"]),
+            (["qwen3-8b", "--tier=dram=50GB/s", "--tier=dram=7GB/s"], ["--tier dram", "2 times"]),
+            (["qwen3-8b", "--hit=dram=0.9", "--hit=dram=0.1"], ["--hit dram", "2 times"]),
+            (["qwen3-8b", "--tier=dram=50GB/s,1ms,2ms"], ["says one thing twice"]),
+            (["qwen3-8b", "--tokens=99999999999999999999999"], ["--tokens 1e+23", "between 1"]),
+            ([""], ["model name is empty"]),
             (["qwen3-8b", "--measure", "--tier=s3://bucket"], ["s3", "dram", "file"]),
             ([], ["no MODEL", "--list"]),
         ],
@@ -345,7 +545,9 @@ def test_an_unknown_architecture_is_taken_as_what_the_user_says(
 ) -> None:
     config = SMALL_LLAMA | {"architectures": ["FooForCausalLM"], "num_key_value_heads": 2}
     path = config_file(tmp_path, json.dumps(config))
-    point = result_of(capsys, path, "--assume=gqa", "--tokens=100", "--tier=dram=50GB/s")["result"]["points"][0]
+    document = result_of(capsys, path, "--assume=gqa", "--tokens=100", "--tier=dram=50GB/s")
+    point = document["result"]["points"][0]
+    assert "assumed-architecture" in [warning["code"] for warning in document["warnings"]]
     assert point["unique_bytes"] == 2 * 2 * 2 * 64 * 2 * 100
 
 

@@ -92,6 +92,17 @@ def test_a_modelled_tier_beside_measured_ones_stays_labelled_modelled(measured: 
     assert document.provenance["t_load_s"].provenance == "modelled"
 
 
+def test_a_tier_that_could_not_be_measured_is_on_the_first_screen(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiers = ("--tier=dram:16MiB", f"--tier=file:{tmp_path}/nowhere?size=8MiB")
+    code = main(["load-vs-recompute", str(model), "--measure", f"--plan={PLAN}", *tiers, "--tokens=64", "--quiet"])
+    out = capsys.readouterr().out
+    assert code == 0
+    first_screen = out.partition("┌")[0]
+    assert f"skipped load from file:{tmp_path}/nowhere" in first_screen
+
+
 def test_no_file_is_left_behind(measured: Path) -> None:
     assert [path.name for path in measured.parent.iterdir()] == [measured.name]
 
@@ -100,7 +111,7 @@ def test_a_model_too_large_for_this_host_is_refused_with_the_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.read_text().replace("  time: 3s", "  time: 3s\n  memory: 1MiB"))
+    plan.write_text(PLAN.read_text().replace("  time: 30s", "  time: 30s\n  memory: 1MiB"))
     code = main(["load-vs-recompute", "qwen3-8b", "--measure", f"--plan={plan}", "--tier=dram:16MiB", "--quiet"])
     err = capsys.readouterr().err
     assert code == 1
@@ -112,7 +123,7 @@ def test_a_model_too_large_for_this_host_is_refused_with_the_numbers(
 def test_ctrl_c_while_measuring_saves_what_was_measured(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "partial.json"
     plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.read_text().replace("  time: 3s", "  time: 60s").replace("repeats: 3", "repeats: 100000"))
+    plan.write_text(PLAN.read_text().replace("  time: 30s", "  time: 60s").replace("repeats: 3", "repeats: 100000"))
     command = [
         sys.executable, "-m", "kvbench", "load-vs-recompute", str(model), "--measure", f"--plan={plan}",
         "--tier=dram:16MiB", f"--out={out}",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.core.errors import KvbenchError
+from kvbench.core.units import seconds_from_ms
 from kvbench.probes.cuda_runtime import Kernels, checked, cuda_runtime, no_gpu_reason, pointer
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.executions.base import Direction, ExecutionUnavailableError
@@ -141,7 +142,7 @@ class CudaPools:
         for way in self.ways:
             checked(runtime.cudaStreamSynchronize(way.stream), "the gated copy")
         ends = (checked(runtime.cudaEventElapsedTime(self._begin, end), "event times") for end in self._ends)
-        return max(float(milliseconds) for milliseconds in ends) / 1e3
+        return seconds_from_ms(max(float(milliseconds) for milliseconds in ends))
 
     def clear_target(self) -> None:
         for way in self.ways:

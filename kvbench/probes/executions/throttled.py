@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from kvbench.core.units import ns_from_seconds, seconds_from_ns
 from kvbench.probes.executions.base import Execution
 from kvbench.probes.segments import Segments
 
@@ -30,7 +31,7 @@ class Throttled:
 
     def prepare(self, segments: Segments) -> Any:
         least_s = self._fixed_s + len(segments) * self._per_segment_s + segments.total_bytes * self._s_per_byte
-        return self._inner.prepare(segments), round(least_s * 1e9)
+        return self._inner.prepare(segments), ns_from_seconds(least_s)
 
     def copy(self, prepared: Any) -> None:
         """Copies, then waits for the rest: asleep for most of it, and awake at the end to be on time."""
@@ -39,7 +40,7 @@ class Throttled:
         self._inner.copy(inner)
         while (left_ns := deadline_ns - self._clock_ns()) > 0:
             if left_ns > 2 * _SPIN_NS:
-                self._sleep((left_ns - _SPIN_NS) / 1e9)
+                self._sleep(seconds_from_ns(left_ns - _SPIN_NS))
 
     def wire_s(self, prepared: Any) -> float | None:
         """None: the delay is part of the call."""
