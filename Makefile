@@ -10,6 +10,8 @@ PYTEST_ARGS ?=
 DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results?size=1GiB'
 DEMO_COMMAND := load-vs-recompute qwen3-0.6b --measure $(DEMO_TIERS) --tokens 256,1024,4096,16384
 
+GPU_PLANS := h2d d2h duplex page-sweep layouts overlap contention
+
 .PHONY: demo test check samples gpu clean install
 
 ## demo: this machine's own memory and file bandwidth, then load against recompute on them
@@ -33,7 +35,7 @@ check: $(INSTALLED)
 samples: $(INSTALLED)
 	$(BIN)/python sample_reports/regenerate.py
 
-## gpu: tests/live and the demo on this host's GPU, results into sample_reports/gpu/
+## gpu: tests/live, the transfer plans and the demo on this host's GPU, results into sample_reports/gpu/
 gpu: $(INSTALLED)
 	@nvidia-smi -L 2>/dev/null || { echo "make gpu: no NVIDIA GPU on this host (nvidia-smi does not run); nothing was run"; exit 1; }
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
@@ -42,8 +44,13 @@ gpu: $(INSTALLED)
 	@mkdir -p demo-results sample_reports/gpu
 	$(BIN)/kvbench $(DEMO_COMMAND) --out sample_reports/gpu/load-vs-recompute.json
 	@echo "recorded load-vs-recompute: kvbench $(DEMO_COMMAND)" > sample_reports/gpu/commands.txt
+	@for plan in $(GPU_PLANS); do \
+	  $(BIN)/kvbench probe $$plan --set time=2s --set total=40s --out sample_reports/gpu/$$plan.json > /dev/null || exit 1; \
+	  echo "recorded $$plan: kvbench probe $$plan --set time=2s --set total=40s" >> sample_reports/gpu/commands.txt; \
+	done
 	$(BIN)/python sample_reports/regenerate.py sample_reports/gpu || true
 	@cat sample_reports/gpu/load-vs-recompute.txt
+	@for plan in $(GPU_PLANS); do echo; head -40 sample_reports/gpu/$$plan.txt; done
 
 ## clean: everything that make and the tools left behind, .venv included
 clean:

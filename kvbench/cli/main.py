@@ -16,6 +16,7 @@ from kvbench.core.errors import KvbenchError
 COMMANDS = {
     "deadlock-diagnose": "kvbench.cli.deadlock_diagnose:deadlock_diagnose",
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
+    "probe": "kvbench.cli.probe:probe",
     "report": "kvbench.cli.report:report",
     "topo": "kvbench.cli.topo:topo",
 }

@@ -160,3 +160,8 @@ def seconds_from_ns(clock_ns: float) -> float:
 def seconds_from_ms(elapsed_ms: float) -> float:
     """What a CUDA event timer returns, in seconds."""
     return elapsed_ms * 1e-3
+
+
+def ns_from_seconds(seconds: float) -> int:
+    """A duration as a difference of two `perf_counter_ns` readings."""
+    return round(seconds * 1e9)

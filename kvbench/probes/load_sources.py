@@ -1,24 +1,20 @@
 """Where a load comes from: a pool of host memory, or a file that really lies on the disk."""
 
 import contextlib
-import ctypes
-import errno
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from kvbench.core.errors import KvbenchError
-from kvbench.core.units import MIB, format_bytes
+from kvbench.core.units import format_bytes
 from kvbench.probes.device_memory import PAGE_BYTES, DeviceMemory, random_bytes_into
 from kvbench.probes.machine import filesystem_kind, last_level_cache_bytes, runs_in_a_virtual_machine
+from kvbench.probes.page_cache import PageCache
+from kvbench.probes.scratch_file import MEMORY_FILESYSTEMS, ScratchFile, scratch_file
 
 Warn = Callable[[str, str, str], None]
-_WRITE_BYTES = 16 * MIB
-_DROP_ATTEMPTS = 5
-_MEMORY_FILESYSTEMS = ("tmpfs", "ramfs")
 
 
 class Source(Protocol):
@@ -114,28 +110,20 @@ def source_file(
     warn: Warn,
 ) -> Iterator["SourceFile"]:
     """A file of random bytes on the disk. Its name is gone before the first load, so nothing can leave it behind."""
-    with contextlib.ExitStack() as stack:
-        descriptor = _opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        stack.callback(os.close, descriptor)
-        try:
-            direct_descriptor = _opened_direct(path) if direct and io == "psync" else None
-        finally:
-            path.unlink()
-        if direct_descriptor is not None:
-            stack.callback(os.close, direct_descriptor)
-        checksums = _write_random(descriptor, num_bytes, path.parent)
-        if direct_descriptor is not None and not _direct_reads_work(direct_descriptor):
-            direct_descriptor = None
-        if direct and io == "psync" and direct_descriptor is None:
-            warn(
-                "direct-refused",
-                f"{filesystem_kind(path.parent)} at {path.parent} refuses O_DIRECT; "
-                "loads went through the page cache, which was dropped before each",
-                "measure on the filesystem the cache will live on, or write direct=0 if it is this one",
-            )
-        yield SourceFile(
-            path.parent, descriptor, direct_descriptor, checksums, target, io, readers, largest_load_bytes, warn
-        )
+    with scratch_file(path, num_bytes, direct=direct and io == "psync") as file:
+        if direct and io == "psync" and file.direct_descriptor is None:
+            warn_direct_refused(path.parent, warn)
+        yield SourceFile(file, target, io, readers, largest_load_bytes, warn)
+
+
+def warn_direct_refused(directory: Path, warn: Warn) -> None:
+    """The loud warning that goes with every fall-back to buffered transfers."""
+    warn(
+        "direct-refused",
+        f"{filesystem_kind(directory)} at {directory} refuses O_DIRECT; "
+        "loads went through the page cache, which was dropped before each",
+        "measure on the filesystem the cache will live on, or write direct=0 if it is this one",
+    )
 
 
 class SourceFile:
@@ -143,55 +131,43 @@ class SourceFile:
 
     def __init__(
         self,
-        directory: Path,
-        descriptor: int,
-        direct_descriptor: int | None,
-        checksums: list[int],
+        file: ScratchFile,
         target: DeviceMemory,
         io: Literal["psync", "mmap"],
         readers: int,
         largest_load_bytes: int,
         warn: Warn,
     ) -> None:
-        self.num_bytes = len(checksums) * PAGE_BYTES
-        self._directory, self._io, self._direct = directory, io, direct_descriptor is not None
-        self._descriptor = descriptor
-        self._reads_from = descriptor if direct_descriptor is None else direct_descriptor
-        self._checksums = checksums
+        self.num_bytes = file.num_bytes
+        self._directory, self._io, self._direct = file.directory, io, file.direct_descriptor is not None
+        self._reads_from = file.descriptor if file.direct_descriptor is None else file.direct_descriptor
+        self._checksums = file.checksums
         self._cursor = _Cursor(self.num_bytes)
-        self._mapping = mmap.mmap(descriptor, self.num_bytes)
+        self._cache = PageCache(file.descriptor, self.num_bytes)
         if io == "mmap" and hasattr(mmap, "MADV_SEQUENTIAL"):
             # a load reads one contiguous range: without this the kernel gives up on reading ahead and faults page by
             # page, and reads pages before the range that the next load then finds cached
-            self._mapping.madvise(mmap.MADV_SEQUENTIAL)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        self._mapped = target.adopt(memoryview(self._mapping))
+            self._cache.mapping.madvise(mmap.MADV_SEQUENTIAL)
+        self._mapped = target.adopt(memoryview(self._cache.mapping))
         self._staging = [] if io == "mmap" else [target.host_buffer(largest_load_bytes) for _ in range(readers)]
-        self._most_resident: float | None = None
-        self._kind = filesystem_kind(directory)
+        self._kind = filesystem_kind(file.directory)
         pinned = bool(self._staging) and self._staging[0].pinned
         _warn_when_pageable(target.wants_pinned, pinned, warn)
-        if self._kind in _MEMORY_FILESYSTEMS:
+        if self._kind in MEMORY_FILESYSTEMS:
             warn(
                 "file-in-memory",
-                f"{directory} is {self._kind}: these loads come from memory, not from a disk",
+                f"{file.directory} is {self._kind}: these loads come from memory, not from a disk",
                 "name a directory on the disk that the cache will use",
             )
-        self._drop()
+        self._cache.drop()
 
     def next_offset(self, num_bytes: int) -> int:
         return self._cursor.take(num_bytes)
 
     def prepare(self, offset: int, num_bytes: int) -> None:
         """Drops the file from the page cache; a load through it is cold only if that worked."""
-        if self._direct:
-            return
-        for _ in range(_DROP_ATTEMPTS):  # pages that are still being read ahead are locked and survive a drop
-            self._drop()
-            resident_ratio = self._resident_ratio(offset, num_bytes)
-            if not resident_ratio:
-                break
-        self._note(resident_ratio)
+        if not self._direct:
+            self._cache.drop_and_note(offset, num_bytes)
 
     def load(self, reader: int, offset: int, num_bytes: int, target: DeviceMemory, target_offset: int) -> None:
         if self._io == "mmap":
@@ -210,7 +186,7 @@ class SourceFile:
         from crc32c import crc32c
 
         if self._direct:  # what a direct read leaves in the page cache shows whether it bypassed it
-            self._note(self._resident_ratio(offset, num_bytes))
+            self._cache.note(offset, num_bytes)
         loaded = target.read_back(target_offset, num_bytes)
         expected = self._checksums[offset // PAGE_BYTES : (offset + num_bytes) // PAGE_BYTES]
         return all(
@@ -222,98 +198,16 @@ class SourceFile:
         how = "io=mmap" if self._io == "mmap" else f"io=psync, {'O_DIRECT' if self._direct else 'buffered'}"
         source = f"{self._directory} ({self._kind}, {how})"
         action = "O_DIRECT bypasses the page cache" if self._direct else "posix_fadvise(DONTNEED) before every load"
-        if self._kind in _MEMORY_FILESYSTEMS:
+        if self._kind in MEMORY_FILESYSTEMS:
             return {"source": source, "cold": False, "cold_evidence": f"{self._kind} keeps its files in memory"}
-        if self._most_resident is None:
+        most_resident_ratio = self._cache.most_resident_ratio
+        if most_resident_ratio is None:
             return {"source": source, "cold": None, "cold_evidence": f"{action}; this system cannot tell (no mincore)"}
         when = "after" if self._direct else "before"
-        evidence = f"{action}; mincore saw at most {self._most_resident:.1%} of a load's pages cached {when} it"
+        evidence = f"{action}; mincore saw at most {most_resident_ratio:.1%} of a load's pages cached {when} it"
         if runs_in_a_virtual_machine():
             evidence += "; caches of the hypervisor below cannot be seen"
-        return {"source": source, "cold": self._most_resident < 0.01, "cold_evidence": evidence}
-
-    def _drop(self) -> None:
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._mapping.madvise(mmap.MADV_DONTNEED)  # pages that a mapping holds survive the next line
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _resident_ratio(self, offset: int, num_bytes: int) -> float | None:
-        """Share of these bytes' pages in the page cache, or None where the system does not say."""
-        mincore = getattr(ctypes.CDLL(None), "mincore", None)
-        pages = (num_bytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE
-        vector = (ctypes.c_ubyte * pages)()
-        aligned = offset - offset % mmap.PAGESIZE
-        if mincore is None or mincore(ctypes.c_void_p(self._address + aligned), ctypes.c_size_t(num_bytes), vector):
-            return None
-        return sum(value & 1 for value in vector) / pages  # the other bits are undefined
-
-    def _note(self, resident_ratio: float | None) -> None:
-        if resident_ratio is not None:
-            self._most_resident = max(resident_ratio, self._most_resident or 0.0)
-
-
-def usable_file_bytes(directory: Path, wanted_bytes: int) -> int:
-    """How large a file may become: what was asked for, but at most half of what is free."""
-    try:
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        raise KvbenchError(_unusable(directory, error)) from error
-    usable = min(wanted_bytes, free // 2)
-    return usable - usable % PAGE_BYTES
-
-
-def _opened(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags, 0o600)
-    except OSError as error:
-        raise KvbenchError(_unusable(path.parent, error)) from error
-
-
-def _unusable(directory: Path, error: OSError) -> str:
-    return f"{directory}: {error.strerror or error}; name a directory that exists and that you may write to"
-
-
-def _opened_direct(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT)
-    except (OSError, AttributeError):  # AttributeError: no O_DIRECT on this system
-        return None
-
-
-def _direct_reads_work(descriptor: int) -> bool:
-    with mmap.mmap(-1, PAGE_BYTES) as page:
-        try:
-            return os.preadv(descriptor, [page], 0) == PAGE_BYTES
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
-
-
-def _write_random(descriptor: int, num_bytes: int, directory: Path) -> list[int]:
-    """Writes the file through to the disk and returns the checksum of each page."""
-    from crc32c import crc32c
-
-    checksums: list[int] = []
-    written = 0
-    try:
-        for start in range(0, num_bytes, _WRITE_BYTES):
-            chunk = bytearray(min(_WRITE_BYTES, num_bytes - start))
-            random_bytes_into(memoryview(chunk), seed=start)
-            view = memoryview(chunk)
-            checksums += [crc32c(view[page : page + PAGE_BYTES]) for page in range(0, len(chunk), PAGE_BYTES)]
-            done = 0
-            while done < len(chunk):
-                done += os.write(descriptor, view[done:])
-                written = start + done
-        os.fsync(descriptor)  # dirty pages cannot be dropped, and a direct read would wait for them
-    except OSError as error:
-        raise KvbenchError(
-            f"{directory}: {error.strerror} after {format_bytes(written)} of {format_bytes(num_bytes)}; "
-            "free some space or give a smaller size"
-        ) from error
-    return checksums
+        return {"source": source, "cold": most_resident_ratio < 0.01, "cold_evidence": evidence}
 
 
 def _warn_when_pageable(wants_pinned: bool, pinned: bool, warn: Warn) -> None:

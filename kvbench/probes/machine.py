@@ -27,6 +27,14 @@ def last_level_cache_bytes(*, root: Path = Path("/")) -> int | None:
     return max(sizes, default=None)
 
 
+def huge_page_bytes(*, root: Path = Path("/")) -> int:
+    """Private memory of this process that the kernel keeps in huge pages; 0 where it does not say."""
+    for line in _text(root / "proc/self/smaps_rollup").splitlines():
+        if line.startswith("AnonHugePages:"):  # AnonHugePages:     65536 kB
+            return int(line.split()[1]) * KIB
+    return 0
+
+
 def filesystem_kind(directory: Path, *, root: Path = Path("/")) -> str:
     """Filesystem type under a directory (`ext4`, `tmpfs`, `nfs4`), or `unknown filesystem`.
 

@@ -60,12 +60,12 @@ def measure_host(
             return _not_begun("interrupted before it began")
         if left_s <= 0:
             return _not_begun(f"the plan's total of {plan.total_s:g} s was used up before it began")
-        before, own_before_s = cpu_times(), _own_cpu_s()
+        before, own_before_s = cpu_times(), own_cpu_s()
         result = start(min(left_s, timeout_s), lambda stage: progress(f"{case}: {stage}"))
         after = cpu_times()
         if before and after:
-            taken_ratio = taken_by_others_ratio(before, after, own_s=_own_cpu_s() - own_before_s)
-            warnings.extend(_busy_host_warnings(case, taken_ratio))
+            taken_ratio = taken_by_others_ratio(before, after, own_s=own_cpu_s() - own_before_s)
+            warnings.extend(busy_host_warnings(case, taken_ratio))
         return result
 
     for spec in specs:
@@ -92,13 +92,14 @@ def measure_host(
     )
 
 
-def _own_cpu_s() -> float:
+def own_cpu_s() -> float:
     """CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _busy_host_warnings(case: str, taken_ratio: float) -> list[Warning_]:
+def busy_host_warnings(case: str, taken_ratio: float) -> list[Warning_]:
+    """A doubt about a case beside which others used more than a tenth of this host's CPU time."""
     if taken_ratio <= _BUSY_RATIO:
         return []
     return [

@@ -1,19 +1,20 @@
 """Read a measurement plan, such as `probes/measure.yaml`, into plain dataclasses."""
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
-from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.units import parse_bytes, parse_duration
 from kvbench.probes.device_memory import PAGE_BYTES
+from kvbench.probes.plan_file import quantity, read_plan_file, validated_plan
 from kvbench.results.data import data_folder
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
+    from pydantic import BaseModel
+
+_EXAMPLE = "probes/measure.yaml"
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -58,24 +59,9 @@ class MeasurePlan:
 
 def load_measure_plan(path: Path | None = None) -> MeasurePlan:
     """The plan in a YAML file; without a path the one that `--measure` uses."""
-    import yaml
-    from pydantic import ValidationError
-
     source = path or data_folder("probes") / "measure.yaml"
-    try:
-        written = yaml.safe_load(source.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise KvbenchError(f"{source}: cannot be read ({error}); name a plan such as probes/measure.yaml") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise UsageError(f"{source}{line}: is not YAML ({problem}); see probes/measure.yaml") from error
-    schema = _schema()
-    try:
-        plan: MeasurePlan = schema.model_validate(written).as_plan()  # type: ignore[attr-defined]  # declared in _schema
-    except ValidationError as error:
-        raise UsageError(f"{source}: {_first_error(error, schema)}") from error
+    written = read_plan_file(source, example=_EXAMPLE)
+    plan: MeasurePlan = validated_plan(written, _schema(), source=str(source), example=_EXAMPLE).as_plan()
     return plan
 
 
@@ -86,8 +72,8 @@ def _schema() -> "type[BaseModel]":
 
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-    size = Annotated[int, BeforeValidator(_converted(parse_bytes, "64MiB")), Field(gt=0)]
-    duration = Annotated[float, BeforeValidator(_converted(parse_duration, "6s")), Field(gt=0, le=86400)]
+    size = Annotated[int, BeforeValidator(quantity(parse_bytes, "64MiB")), Field(gt=0)]
+    duration = Annotated[float, BeforeValidator(quantity(parse_duration, "6s")), Field(gt=0, le=86400)]
     count = Annotated[int, Field(ge=1, le=1 << 24)]
 
     class Strict(BaseModel):
@@ -167,41 +153,3 @@ def _schema() -> "type[BaseModel]":
             )
 
     return Measure
-
-
-def _converted(parse: Callable[[str], float], example: str) -> Callable[[object], float]:
-    """A value with its unit as a number; a bare number is refused, because it does not say of what."""
-
-    def convert(value: object) -> float:
-        if not isinstance(value, str):
-            raise ValueError(f"has no unit; write it like {example}")
-        try:
-            return parse(value)
-        except UsageError as error:
-            raise ValueError(str(error)) from error
-
-    return convert
-
-
-def _first_error(error: "ValidationError", schema: "type[BaseModel]") -> str:
-    errors = error.errors(include_url=False)
-    # a misspelt key is also a missing one; the misspelling says more
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    where = ".".join(str(part) for part in first["loc"] if part != "[key]") or "the plan"
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(schema, first["loc"][:-1])
-        nearest = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        return f"unknown key {where!r}{hint}; the keys here are {', '.join(known)}"
-    if first["type"] == "missing":
-        return f"key {where!r} is missing; see probes/measure.yaml for a complete plan"
-    message = first["msg"].removeprefix("Value error, ")
-    given = first["input"]
-    shown = "" if isinstance(given, dict | list) else f" is {given!r}"
-    return f"key {where!r}{shown}: {message[0].lower()}{message[1:]}; see probes/measure.yaml"
-
-
-def _known_keys(schema: "type[BaseModel]", path: tuple[int | str, ...]) -> list[str]:
-    for part in path:
-        schema = cast("type[BaseModel]", schema.model_fields[str(part)].annotation)
-    return list(schema.model_fields)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from kvbench.core.errors import KvbenchError
 from kvbench.core.units import format_bytes, seconds_from_ns
 from kvbench.probes.device_memory import PAGE_BYTES, DeviceMemory, open_device_memory
-from kvbench.probes.load_sources import HostPool, Source, Warn, source_file, usable_file_bytes
+from kvbench.probes.load_sources import HostPool, Source, Warn, source_file
 from kvbench.probes.machine import available_memory_bytes, last_level_cache_bytes
+from kvbench.probes.scratch_file import usable_file_bytes
 
 Emit = Callable[[dict[str, Any]], None]
 

@@ -36,7 +36,7 @@ _KEYS: dict[Scheme, tuple[str, ...]] = {
     "redis": ("size",),
     "mooncake": ("size", "protocol"),
     "null": (),
-    "throttled": ("bandwidth", "latency"),
+    "throttled": ("bandwidth", "latency", "segment_latency"),
 }
 _EXAMPLES = "dram:64GiB, file:/mnt/nvme?size=1TiB&direct=1, s3://bucket/prefix, redis://host:6379/0, null:"
 _T = TypeVar("_T", bound=str)
@@ -162,8 +162,9 @@ def _wrapped(scheme: Scheme, inside: str, text: str) -> TierSpec:
     pairs = _pairs([part.strip() for part in parts[1:]], scheme, text)
     if "bandwidth" in pairs:
         parse_bandwidth(pairs["bandwidth"])
-    if "latency" in pairs:
-        parse_duration(pairs["latency"])
+    for key in ("latency", "segment_latency"):
+        if key in pairs:
+            parse_duration(pairs[key])
     return TierSpec(scheme=scheme, options=tuple(pairs.items()), inner=inner)
 
 

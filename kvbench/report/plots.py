@@ -67,6 +67,8 @@ class LinePlot:
     x_format: Callable[[float], str] = format_count
     y_format: Callable[[float], str] = format_duration
     x_ticks: tuple[float, ...] = ()
+    legend_beside: bool = False
+    """On a page, draw the legend beside the plot instead of inside: for many lines."""
 
 
 def line_plot_svg(plot: LinePlot, *, width_inches: float = 8.0, height_inches: float = 4.5) -> str:
@@ -205,7 +207,8 @@ def _draw(plot: LinePlot, axes: "Axes") -> None:
         x_ticks, y_ticks = plot.x_ticks or log_ticks(min(xs), max(xs)), log_ticks(min(ys), max(ys))
         axes.set_xticks(x_ticks, [_literal(plot.x_format(tick)) for tick in x_ticks])
         axes.set_yticks(y_ticks, [_literal(plot.y_format(tick)) for tick in y_ticks])
-        axes.legend(frameon=False, labelcolor=_INK)
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if plot.legend_beside else {}
+        axes.legend(frameon=False, labelcolor=_INK, **beside)
 
 
 def _embeddable(svg: str, title: str) -> str:

@@ -13,6 +13,7 @@ RENDERERS = {
     "host-paths": "kvbench.report.host_paths",
     "load-vs-recompute": "kvbench.report.load_vs_recompute",
     "topology": "kvbench.report.topology",
+    "probe": "kvbench.report.probe",
 }
 
 

@@ -10,6 +10,7 @@ KINDS = {
     "host-paths": "kvbench.results.host_paths:HostPaths",
     "load-vs-recompute": "kvbench.results.load_vs_recompute:LoadVsRecomputeResult",
     "topology": "kvbench.results.topology:TopologyResult",
+    "probe": "kvbench.results.probe:ProbeResult",
 }
 
 

@@ -1,0 +1,115 @@
+"""io_uring by system call. No binding from a package index takes page-aligned memory, which O_DIRECT needs."""
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from collections.abc import Sequence
+
+from kvbench.probes.file_engines.base import EngineSettings, EngineUnavailableError
+from kvbench.probes.file_engines.queued import QueuedEngine
+
+_SETUP, _ENTER = 425, 426  # the same numbers on every architecture
+_OFF_SQ_RING, _OFF_SQES = 0, 0x10000000
+_FEATURE_SINGLE_MMAP = 1
+_ENTER_GETEVENTS = 1
+_OP_READ, _OP_WRITE = 22, 23
+_PARAMS_BYTES = 120
+_SQE_BYTES, _CQE_BYTES = 64, 16
+# struct io_uring_params: sq_entries, cq_entries, 3 more, features, 4 more; io_sqring_offsets; io_cqring_offsets
+_SQ_TAIL, _SQ_MASK, _SQ_ARRAY = 44, 48, 64
+_CQ_HEAD, _CQ_TAIL, _CQ_MASK, _CQ_CQES = 80, 84, 88, 100
+
+
+def open_io_uring(settings: EngineSettings) -> QueuedEngine:
+    """An engine with a ring for `depth` requests."""
+    return QueuedEngine(settings, _Ring(settings))
+
+
+class _Ring:
+    """Submission and completion ring, shared with the kernel.
+
+    The rings are plain memory here: Python has no barriers, and x86 keeps stores and loads in the order that io_uring
+    relies on. Other architectures do not, so they are refused.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        if platform.machine() not in ("x86_64", "AMD64"):
+            raise EngineUnavailableError(
+                f"io_uring from Python relies on x86 memory order, and this is {platform.machine()}; use engine aio"
+            )
+        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        syscall.restype = ctypes.c_long
+        syscall.argtypes = [ctypes.c_long] * 7
+        self._syscall = syscall
+        params = ctypes.create_string_buffer(_PARAMS_BYTES)
+        self._fd = syscall(_SETUP, settings.depth, ctypes.addressof(params), 0, 0, 0, 0)
+        if self._fd < 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise EngineUnavailableError(
+                f"io_uring cannot be used here (io_uring_setup: {reason}); containers often block it: allow the system "
+                "calls 425 to 427 in the seccomp profile, set kernel.io_uring_disabled=0, or use engine aio"
+            )
+        try:
+            self._map(params.raw)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._descriptor = settings.descriptor
+        self._pushed = 0
+
+    def _map(self, params: bytes) -> None:
+        def word(at: int) -> int:
+            value: int = struct.unpack_from("<I", params, at)[0]
+            return value
+
+        sq_entries, cq_entries, features = word(0), word(4), word(20)
+        if not features & _FEATURE_SINGLE_MMAP:
+            raise EngineUnavailableError("io_uring of this kernel is older than 5.4; use engine aio")
+        length = max(word(_SQ_ARRAY) + sq_entries * 4, word(_CQ_CQES) + cq_entries * _CQE_BYTES)
+        shared = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self._rings = mmap.mmap(self._fd, length, flags=shared, offset=_OFF_SQ_RING)
+        self._entries = mmap.mmap(self._fd, sq_entries * _SQE_BYTES, flags=shared, offset=_OFF_SQES)
+        self._sqes = memoryview(self._entries).cast("Q")
+        whole = memoryview(self._rings)
+        self._words = whole[: length // 4 * 4].cast("I")
+        self._signed = whole[: length // 4 * 4].cast("i")
+        self._sq_tail, self._sq_mask = word(_SQ_TAIL) // 4, self._words[word(_SQ_MASK) // 4]
+        self._cq_head, self._cq_tail = word(_CQ_HEAD) // 4, word(_CQ_TAIL) // 4
+        self._cq_mask, self._cqes = self._words[word(_CQ_MASK) // 4], word(_CQ_CQES) // 4
+        for index in range(sq_entries):  # entry i of the ring is always sqe i
+            self._words[word(_SQ_ARRAY) // 4 + index] = index
+
+    def push(self, slot: int, store: bool, address: int, size: int, offset: int) -> None:
+        tail = self._words[self._sq_tail]
+        at = (tail & self._sq_mask) * 8
+        sqes = self._sqes
+        sqes[at] = (_OP_WRITE if store else _OP_READ) | self._descriptor << 32
+        sqes[at + 1] = offset
+        sqes[at + 2] = address
+        sqes[at + 3] = size
+        sqes[at + 4] = slot
+        self._words[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
+        self._pushed += 1
+
+    def submit_and_wait(self) -> Sequence[tuple[int, int]]:
+        words = self._words
+        head, tail = words[self._cq_head], words[self._cq_tail]
+        if self._pushed or head == tail:
+            taken = self._syscall(_ENTER, self._fd, self._pushed, int(head == tail), _ENTER_GETEVENTS, 0, 0)
+            if taken < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            self._pushed -= taken
+            tail = words[self._cq_tail]
+        found = []
+        while head != tail:
+            at = self._cqes + (head & self._cq_mask) * 4
+            found.append((words[at], self._signed[at + 2]))
+            head = (head + 1) & 0xFFFFFFFF
+        words[self._cq_head] = head
+        return found
+
+    def close(self) -> None:
+        os.close(self._fd)
