@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from kvbench.core.ceilings import expected
 from kvbench.core.findings import shared_uplink
@@ -57,6 +58,7 @@ def _from_ceiling(graph: Graph, name: LimitName, ceiling: Ceiling, what: str) ->
     by = [graph.links[link] for link in ceiling.limits]
     labels = ", ".join(link.label for link in by[:2]) + (" …" if len(by) > 2 else "")
     bound = "; an upper bound, some links have no rate" if ceiling.unknown else ""
+    bound = bound or ("; an upper bound, only their wire rate is known" if ceiling.at_most else "")
     return Limit(
         name=name,
         value=ceiling.total_bytes_per_s or 0.0,
@@ -85,7 +87,10 @@ def _uplink(graph: Graph) -> Iterator[Limit]:
     rate = expected(link.backward) if link is not None else None
     if link is not None and rate is not None and ranks > 1:
         yield Limit(name="uplink", value=rate.bytes_per_s, origin=_named(rate, f"kvbench topo: {link.label}"))
-        origin = Origin(provenance="measured", source=f"kvbench topo: GPUs below {graph.nodes[name].name}")
+        origin = Origin(
+            provenance="modelled" if graph.nodes[name].inferred else "measured",
+            source=f"kvbench topo: GPUs below {graph.nodes[name].name}",
+        )
         yield Limit(name="ranks_per_uplink", value=float(ranks), origin=origin)
 
 
@@ -113,24 +118,37 @@ def _dram_total(graph: Graph) -> Limit | None:
 
 
 def _sockets(graph: Graph) -> Iterator[Limit]:
-    """One home's memory, the link to the others, and their number; a NUMA node counts where no input names sockets."""
-    homes = graph.of_kind("socket") or graph.homes()
+    """One socket's memory, the link to the others, and their number.
+
+    Where no input names sockets, NUMA nodes stand in for them, `modelled`. Their number does only while there are no
+    more than two: others may be parts of one socket, and the input names only those with a device.
+    """
+    sockets = graph.of_kind("socket")
+    homes = sockets or graph.homes()
+    what = "sockets" if sockets else "NUMA homes of devices, taken as sockets: no input names sockets"
     rates = _dram_rates(graph)
     if rates and homes:
         per_home = sum(rate.bytes_per_s for rate in rates) / len(homes)
-        yield Limit(name="home_socket", value=per_home, origin=_named(rates[0], "kvbench topo: DRAM of one socket"))
+        origin = _named(rates[0], f"kvbench topo: DRAM of one of {len(homes)} {what}")
+        yield Limit(name="home_socket", value=per_home, origin=origin if sockets else _modelled(origin))
     links = [link for link in graph.machine.links if link.kind == "socket"]
     between = [rate for link in links if (rate := expected(link.forward)) is not None]
     if between:
         slowest = min(between, key=lambda rate: rate.bytes_per_s)
-        yield Limit(name="inter_socket", value=slowest.bytes_per_s, origin=_named(slowest, "kvbench topo: socket link"))
-    if homes:
-        what = "sockets" if graph.of_kind("socket") else "NUMA nodes (no input names sockets)"
+        origin = _named(slowest, f"kvbench topo: link between {what}")
+        yield Limit(name="inter_socket", value=slowest.bytes_per_s, origin=origin if sockets else _modelled(origin))
+    if sockets or {home.numa for home in homes} in ({0}, {0, 1}):
         yield Limit(
             name="sockets",
             value=float(len(homes)),
-            origin=Origin(provenance="measured", source=f"kvbench topo: {what} in the input"),
+            origin=Origin(
+                provenance="measured" if sockets else "modelled", source=f"kvbench topo: {what} in the input"
+            ),
         )
+
+
+def _modelled(origin: Origin) -> Origin:
+    return replace(origin, provenance="modelled")
 
 
 def _disks_total(graph: Graph) -> Limit | None:
