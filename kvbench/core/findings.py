@@ -470,7 +470,8 @@ def gds_path(graph: Graph) -> Iterator[Finding]:
             remedy="use GPUDirect Storage there, and check with /proc/driver/nvidia-fs/stats that it is not in "
             "compat mode",
         )
-    through = [gpu for gpu in gpus if gpu not in shared]
+    told = [gpu for gpu in gpus if any(graph.path_class(gpu.id, disk.id) != "?" for disk in disks)]
+    through = [gpu for gpu in told if gpu not in shared]
     if through:
         yield Finding(
             rule="gds-through-root-complex",

@@ -125,7 +125,8 @@ def _sockets(graph: Graph) -> Iterator[Limit]:
     """
     sockets = graph.of_kind("socket")
     homes = sockets or graph.homes()
-    what = "sockets" if sockets else "NUMA homes of devices, taken as sockets: no input names sockets"
+    inferred = " (inferred)" if any(home.inferred for home in homes) else ""
+    what = "sockets" if sockets else f"NUMA homes of devices{inferred}, taken as sockets: no input names sockets"
     rates = _dram_rates(graph)
     if rates and homes:
         per_home = sum(rate.bytes_per_s for rate in rates) / len(homes)

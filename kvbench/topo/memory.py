@@ -86,9 +86,15 @@ def _dram_theory(draft: Draft, sockets: Sequence[Node]) -> None:
     assert spec is not None
     if not sockets and spec.nodes is None:
         _require_one_node_per_socket(draft, spec)
-    for node in [node for node in draft.nodes.values() if node.kind == "dram"]:
+    drams = [node for node in draft.nodes.values() if node.kind == "dram"]
+    for node in drams:
         numa = draft.nodes[node.parent or ""]
-        beside = [other for other in draft.nodes.values() if other.kind == "numa" and other.parent == numa.parent]
+        beside = [other for other in drams if draft.nodes[other.parent or ""].parent == numa.parent]
+        if sockets and spec.nodes not in {None, len(beside)}:
+            raise UsageError(
+                f"--dram {spec.text}: the input has {len(beside)} NUMA nodes with DRAM on {numa.parent}, not "
+                f"{spec.nodes}; leave out /{spec.nodes}"
+            )
         share = spec.nodes or (len(beside) if sockets else 1)
         origin = Origin(provenance="spec", source=f"--dram {spec.text}", formula=f"channels · MT/s · 8 B / {share}")
         rate = Rate(bytes_per_s=spec.bytes_per_s / share, origin=origin)

@@ -59,6 +59,17 @@ def test_dram_of_a_socket_is_split_over_the_nodes_that_a_person_names(tmp_path: 
         parse_dram("8xDDR4-3200/0")
 
 
+def test_the_nodes_of_a_socket_that_an_input_names_count(tmp_path: Path) -> None:
+    fake = FakeSys(tmp_path)
+    for node in range(4):
+        fake.numa(node, f"{4 * node}-{4 * node + 3}", package=node // 2, distance="10 12 21 21")
+    rate = link_of(discover(Sources(root=tmp_path), dram="8xDDR5-4800"), "dram3").forward.theory
+    assert rate is not None
+    assert rate.bytes_per_s == approx(307.2e9 / 2)
+    with pytest.raises(UsageError, match=r"has 2 NUMA nodes with DRAM on socket0, not 4; leave out /4"):
+        discover(Sources(root=tmp_path), dram="8xDDR5-4800/4")
+
+
 def test_real_machines_with_four_nodes_per_socket_do_not_get_a_whole_socket_each() -> None:
     for name in ("rtx4090-8gpu-8numa-all-sys.txt", "a100-8gpu-nv12-10nic-8numa-tabs.txt"):
         with pytest.raises(UsageError, match="at least 8 NUMA nodes"):

@@ -138,3 +138,5 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(KvbenchError, match="neither a regular file nor a folder"):
         discover(Sources(files=(pipe,)))
+    with pytest.raises(KvbenchError, match="no regular file"):
+        discover(Sources(files=(DATA / "dgx-8gpu.txt",), imports=(pipe,)))
