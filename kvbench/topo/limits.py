@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvbench.core.ceilings import expected
 from kvbench.core.findings import shared_uplink
-from kvbench.core.graph import Graph, Link, Rate
+from kvbench.core.graph import Graph, Link, LinkRates, Rate
 from kvbench.core.load_ceilings import Ceiling
 from kvbench.core.provenance import Origin, Provenance
 from kvbench.results.host_paths import Limit, LimitName
@@ -71,10 +71,17 @@ def _from_ceiling(graph: Graph, name: LimitName, ceiling: Ceiling, what: str) ->
 
 
 def _weakest(links: Iterable[Link]) -> Provenance:
-    found: list[Provenance] = [
-        rate.origin.provenance for link in links for rate in (link.forward.expected, link.backward.expected) if rate
-    ]
+    found = [_provenance(rates) for link in links for rates in (link.forward, link.backward) if rates.expected]
     return max(found, key=_ORDER.index, default="modelled")
+
+
+def _provenance(rates: LinkRates) -> Provenance:
+    """Of the expected rate. A wire rate of a link state that was read is a data sheet's: no traffic was measured."""
+    rate = rates.expected
+    if rate is None:
+        return "modelled"
+    wire = rates.measured is None and rates.typical is None
+    return "spec" if wire and rate.origin.provenance == "measured" else rate.origin.provenance
 
 
 def _uplink(graph: Graph) -> Iterator[Limit]:
@@ -86,7 +93,8 @@ def _uplink(graph: Graph) -> Iterator[Limit]:
     link = graph.uplink(name)
     rate = expected(link.backward) if link is not None else None
     if link is not None and rate is not None and ranks > 1:
-        yield Limit(name="uplink", value=rate.bytes_per_s, origin=_named(rate, f"kvbench topo: {link.label}"))
+        named = replace(_named(rate, f"kvbench topo: {link.label}"), provenance=_provenance(link.backward))
+        yield Limit(name="uplink", value=rate.bytes_per_s, origin=named)
         origin = Origin(
             provenance="modelled" if graph.nodes[name].inferred else "measured",
             source=f"kvbench topo: GPUs below {graph.nodes[name].name}",
@@ -98,6 +106,11 @@ def _named(rate: Rate, what: str) -> Origin:
     return Origin(
         provenance=rate.origin.provenance, source=f"{what} ({rate.origin.source})", formula=rate.origin.formula
     )
+
+
+def _summed(rates: Sequence[Rate], what: str) -> Origin:
+    """The origin of a sum: that of the part which is founded least."""
+    return _named(max(rates, key=lambda rate: _ORDER.index(rate.origin.provenance)), what)
 
 
 def _dram_rates(graph: Graph) -> list[Rate]:
@@ -113,7 +126,7 @@ def _dram_total(graph: Graph) -> Limit | None:
     return Limit(
         name="host_total",
         value=sum(rate.bytes_per_s for rate in rates),
-        origin=_named(rates[0], f"kvbench topo: {len(rates)} DRAM node{'s' if len(rates) > 1 else ''}"),
+        origin=_summed(rates, f"kvbench topo: {len(rates)} DRAM node{'s' if len(rates) > 1 else ''}"),
     )
 
 
@@ -130,7 +143,7 @@ def _sockets(graph: Graph) -> Iterator[Limit]:
     rates = _dram_rates(graph)
     if rates and homes:
         per_home = sum(rate.bytes_per_s for rate in rates) / len(homes)
-        origin = _named(rates[0], f"kvbench topo: DRAM of one of {len(homes)} {what}")
+        origin = _summed(rates, f"kvbench topo: DRAM of one of {len(homes)} {what}")
         yield Limit(name="home_socket", value=per_home, origin=origin if sockets else _modelled(origin))
     links = [link for link in graph.machine.links if link.kind == "socket"]
     between = [rate for link in links if (rate := expected(link.forward)) is not None]
@@ -160,7 +173,7 @@ def _disks_total(graph: Graph) -> Limit | None:
     return Limit(
         name="storage_total",
         value=sum(rate.bytes_per_s for rate in rates),
-        origin=_named(rates[0], f"kvbench topo: {len(rates)} disk{'s' if len(rates) > 1 else ''}"),
+        origin=_summed(rates, f"kvbench topo: {len(rates)} disk{'s' if len(rates) > 1 else ''}"),
     )
 
 
@@ -173,7 +186,8 @@ def _collective(graph: Graph) -> Limit | None:
         known = [rate for rate in rates if rate is not None]
         if not known or len(known) < len(rates):
             return None
-        per_gpu.append(Rate(bytes_per_s=sum(rate.bytes_per_s for rate in known), origin=known[0].origin))
+        worst = max(known, key=lambda rate: _ORDER.index(rate.origin.provenance))
+        per_gpu.append(Rate(bytes_per_s=sum(rate.bytes_per_s for rate in known), origin=worst.origin))
     if len(per_gpu) < 2:
         return None
     least = min(per_gpu, key=lambda rate: rate.bytes_per_s)

@@ -10,7 +10,7 @@ from kvbench.results.host_paths import Limit
 from kvbench.results.topology import TopologyResult
 from kvbench.topo.anchors import parse_dram
 from kvbench.topo.discover import Sources, discover
-from tests.topo.fake_sysfs import BRIDGE, NVIDIA, FakeSys
+from tests.topo.fake_sysfs import BRIDGE, GPU, NVIDIA, FakeSys
 from tests.topo.shared_texts import DATA, shared
 from tests.topo.test_ceilings_by_hand import approx, ceiling
 
@@ -155,6 +155,17 @@ def test_what_is_only_assumed_stays_modelled_up_to_the_limits() -> None:
     read_links = limits(discover(Sources(files=(DATA / "nccl.xml",))))
     assert read_links["ranks_per_uplink"].origin.provenance == "measured"
     assert read_links["collective"].origin.provenance == "spec"
+
+
+def test_a_wire_rate_of_a_link_that_was_read_is_not_called_measured(tmp_path: Path) -> None:
+    fake = FakeSys(tmp_path)
+    fake.numa(0, "0-3")
+    fake.pci("0000:00:01.0", "pci0000:00", BRIDGE, most=("64.0 GT/s PCIe", 16))
+    fake.pci("0000:01:00.0", "0000:00:01.0", GPU, now=("64.0 GT/s PCIe", 16), most=("64.0 GT/s PCIe", 16))
+    result = discover(Sources(root=tmp_path))
+    assert link_of(result, "gpu0").backward.typical is None  # no measurement of Gen6 was found
+    assert limits(result)["pcie"].origin.provenance == "spec"
+    assert "an upper bound" in limits(result)["pcie"].origin.source
 
 
 def test_the_nccl_planning_constant_for_sockets_is_no_ceiling_and_no_limit() -> None:
