@@ -487,7 +487,7 @@ def gds_path(graph: Graph) -> Iterator[Finding]:
 def unbalanced_uplinks(graph: Graph) -> Iterator[Finding]:
     """Some uplinks or sockets carry more GPUs than others; not told where the input ends before some GPUs' rows."""
     gpus = graph.of_kind("gpu")
-    if any(gpu.id in graph.machine.cut for gpu in gpus):
+    if any(gpu.id in graph.machine.cut and not _has_address(graph, gpu) for gpu in gpus):
         return
     per_uplink = Counter(uplink for gpu in gpus if (uplink := shared_uplink(graph, gpu.id)) is not None)
     alone = [gpu for gpu in gpus if shared_uplink(graph, gpu.id) is None]
@@ -513,6 +513,11 @@ def unbalanced_uplinks(graph: Graph) -> Iterator[Finding]:
             evidence=f"GPUs per NUMA node differ ({listed})",
             remedy="the fuller side shares DRAM and socket link among more ranks; size host tiers per node",
         )
+
+
+def _has_address(graph: Graph, node: Node) -> bool:
+    """Whether an input with addresses places the device, so that a cut matrix leaves nothing open."""
+    return any(above.kind == "host_bridge" and not above.inferred for above in graph.ancestors(node.id))
 
 
 def shared_uplink(graph: Graph, gpu: str) -> str | None:

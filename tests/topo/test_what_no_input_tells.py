@@ -10,7 +10,7 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.graph import Graph
 from kvbench.results.topology import TopologyResult
 from kvbench.topo.discover import Sources, discover
-from tests.topo.fake_sysfs import NIC, FakeSys
+from tests.topo.fake_sysfs import BRIDGE, GPU, NIC, FakeSys
 from tests.topo.shared_texts import DATA, shared
 from tests.topo.test_findings import found, rules, written
 
@@ -42,6 +42,20 @@ def test_rows_that_were_cut_are_no_blank_cells(tmp_path: Path) -> None:
         assert not rules(written(tmp_path, whole[:end])) & untold, whole[row:end]
     blank = nv18(*TAILS[:3], "\t\t2\tN/A\n")
     assert found(written(tmp_path, blank), "cpu-affinity-missing").subjects == ("gpu3",)
+
+
+def test_a_cut_matrix_hides_nothing_that_addresses_tell(tmp_path: Path) -> None:
+    fake = FakeSys(tmp_path)
+    fake.numa(0, "0-27", distance="10 21")
+    fake.numa(1, "28-55", distance="21 10")
+    for at, numa in enumerate((0, 0, 0, 1)):
+        fake.pci(f"0000:0{at}:01.0", f"pci0000:0{at}", BRIDGE, numa=numa)
+        fake.pci(f"0000:1{at}:00.0", f"0000:0{at}:01.0", GPU, numa=numa)
+    text = nv18("\t0-27\t0\tN/A\n", "\t0-27\t0\tN/A\n", "\t0-27\t0\tN/A\n", "\t28-55\t1\tN/A\n")
+    (tmp_path / "m.txt").write_text(text[: text.rindex("GPU3")])
+    told = rules(discover(Sources(root=tmp_path / "sys", files=(tmp_path / "m.txt",))))
+    assert "unbalanced-sockets" in told
+    assert "cpu-affinity-missing" not in told
 
 
 def test_the_truncated_texts_of_real_machines_have_only_their_own_findings() -> None:
