@@ -15,7 +15,11 @@ _Root = typer.Option("--root", metavar="DIR", help="A captured /sys tree.", exis
 _Import = typer.Option(
     "--import", metavar="FILE", help="Measurements: nvbandwidth -j, nccl-tests -J, fio, perftest, gdsio. Repeatable."
 )
-_Dram = typer.Option("--dram", metavar="SPEC", help="Memory of one socket where no input tells, such as 8xDDR5-4800.")
+_Dram = typer.Option(
+    "--dram",
+    metavar="SPEC",
+    help="Channels of one socket where no input tells, such as 8xDDR5-4800; 8xDDR5-4800/4 for 4 NUMA nodes per socket.",
+)
 _Gpu = typer.Option("--gpu", metavar="NAME", help="The GPU model where no input tells, such as 'H100 SXM'.")
 
 

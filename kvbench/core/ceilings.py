@@ -26,12 +26,16 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowShare:
-    """What one flow gets, and the link that stopped it; None for both where no link on its path has a known rate."""
+    """What one flow gets, and the link that stopped it; None for both where no link on its path has a known rate.
+
+    `at_most`: the rate of that link is only a bound for this use.
+    """
 
     source: str
     target: str
     bytes_per_s: float | None
     limited_by: str | None
+    at_most: bool = False
 
 
 def fair_shares(capacities: Mapping[str, float], uses: Sequence[Mapping[str, float]]) -> tuple[tuple[float, str], ...]:
@@ -102,6 +106,7 @@ def share_flows(graph: Graph, flows: Sequence[Flow], *, rate_of: RateOf) -> tupl
             target=flow.target,
             bytes_per_s=rate or None,
             limited_by=name.partition("|")[0] or None,
+            at_most=bool(name) and rate_of is expected and _is_bound(graph, name, used),
         )
         for flow, (rate, name) in zip(flows, shares, strict=True)
     )
@@ -120,7 +125,37 @@ def _capacity(link: Link, direction: Direction, both: bool, rate_of: RateOf) -> 
     rate = rate_of(rates)
     if both and rate is not None and rate_of is expected and rates.while_both is not None and not rates.measured:
         rate = rates.while_both
+    elif both and rate_of is expected and mixed_both_ways(link):
+        return None
     return None if rate is None else rate.bytes_per_s
+
+
+def mixed_both_ways(link: Link) -> bool:
+    """Whether one direction of a full-duplex link has a typical or measured rate and the other only its wire rate.
+
+    Without a figure for both at once their sum would be no figure of anything: it is not known.
+    """
+    known = [rates for rates in (link.forward, link.backward) if rates.expected is not None]
+    mixed = len({_is_wire(rates) for rates in known}) > 1
+    return mixed and not link.half_duplex and not all(_tells_both(rates) for rates in known)
+
+
+def _tells_both(rates: LinkRates) -> bool:
+    return rates.while_both is not None and rates.measured is None
+
+
+def _is_wire(rates: LinkRates) -> bool:
+    return rates.measured is None and rates.typical is None
+
+
+def _is_bound(graph: Graph, resource: str, used: Mapping[str, set[Direction]]) -> bool:
+    """Whether a link's figure is an upper bound: it is the wire rate, or one direction's while both are in use."""
+    link_id, _, direction = resource.partition("|")
+    link = graph.links[link_id]
+    rates = [link.rates(way) for way in sorted(used[link_id]) if direction in ("", way)]
+    if not link.half_duplex and len(used[link_id]) == 2:
+        return not all(_tells_both(side) for side in rates)
+    return any(_is_wire(side) for side in rates)
 
 
 def _resource(link: Link, direction: Direction) -> str:

@@ -15,6 +15,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "info")
 _FAR_BELOW = 0.7  # a measurement under this share of a typical figure asks for an explanation
 _ASYMMETRY = 1.25
 _NEAR = frozenset({"PIX", "PXB"})
+_CLASSES = frozenset({"PIX", "PXB", "PHB", "NODE", "SYS"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +63,39 @@ def _least(*values: float | None) -> float | None:
     return min(known) if known else None
 
 
+def _who(port_known: bool) -> str:
+    return "both ends" if port_known else "the device"
+
+
+def _port_note(port_known: bool) -> str:
+    return "" if port_known else "; the port is not in the input and may be the lesser end"
+
+
 def link_generation(graph: Graph) -> Iterator[Finding]:
     """A link runs below the generation that both ends can do."""
     for link, node, state in _with_state(graph):
         most = _least(state.max_lane_gt_per_s, state.port_max_lane_gt_per_s)
         if state.lane_gt_per_s is None or most is None or state.lane_gt_per_s >= most:
             continue
-        evidence = f"{link.label} runs at {_generation(state.lane_gt_per_s)}, both ends can do {_generation(most)}"
+        known = state.port_max_lane_gt_per_s is not None
+        evidence = f"{link.label} runs at {_generation(state.lane_gt_per_s)}, {_who(known)} can do {_generation(most)}"
         busy = node.gpu.busy if node.gpu else None
-        if node.kind == "gpu" and not busy:
+        if node.kind in {"gpu", "device"} and not busy:
+            name = "GPU" if node.kind == "gpu" else "device (perhaps a GPU: its class is not in the input)"
             yield Finding(
                 rule="link-generation-idle",
                 severity="info",
                 subjects=(link.id,),
-                evidence=f"{evidence}; the GPU was {'idle' if busy is False else 'perhaps idle'}, and idle links "
-                "slow down",
+                evidence=f"{evidence}{_port_note(known)}; the {name} was "
+                f"{'idle' if busy is False else 'perhaps idle'}, and idle links slow down",
                 remedy="read it again while the GPU copies; only then is the slot to blame",
             )
         else:
             yield Finding(
                 rule="link-slow-while-busy" if busy else "link-generation-downgraded",
-                severity="problem",
+                severity="problem" if known else "warning",
                 subjects=(link.id,),
-                evidence=evidence + (" while the GPU is busy" if busy else ""),
+                evidence=evidence + (" while the GPU is busy" if busy else "") + _port_note(known),
                 remedy="reseat the card or its riser, then check the slot's speed setting in the BIOS and the AER "
                 "counters",
             )
@@ -95,11 +106,13 @@ def link_width(graph: Graph) -> Iterator[Finding]:
     for link, _node, state in _with_state(graph):
         most = _least(state.max_width, state.port_max_width)
         if state.width is not None and most is not None and state.width < most:
+            known = state.port_max_width is not None
             yield Finding(
                 rule="link-width-downgraded",
-                severity="problem",
+                severity="problem" if known else "warning",
                 subjects=(link.id,),
-                evidence=f"{link.label} uses x{state.width}, both ends have x{most:g}",
+                evidence=f"{link.label} uses x{state.width}, {_who(known)} {'have' if known else 'has'} x{most:g}"
+                + _port_note(known),
                 remedy="reseat the card, check for a bifurcated or x8-wired slot and for a riser with missing lanes",
             )
 
@@ -132,7 +145,16 @@ def _far(graph: Graph, rule: str, others: tuple[Node, ...], what: str, remedy: s
         for gpu in gpus
         if others and all(graph.pair_cell(gpu.id, other.id) in {"SYS"} for other in others) and _placed(graph, gpu)
     ]
-    if far and len(graph.homes()) > 1:
+    if far and not any(_placed(graph, other) for other in others):
+        yield Finding(
+            rule=rule,
+            severity="info",
+            subjects=tuple(gpu.id for gpu in far),
+            evidence=f"{what} placement not reported: every {what} is SYS from {_which(graph, far, gpus)}, and no "
+            "input tells a NUMA node of one",
+            remedy=f"read /sys/class/…/device/numa_node of each {what} on the host, or give lspci -vv or hwloc XML",
+        )
+    elif far and len(graph.homes()) > 1:
         yield Finding(
             rule=rule,
             severity="warning",
@@ -166,12 +188,18 @@ def gpu_far_from_disk(graph: Graph) -> Iterator[Finding]:
     yield from _far(graph, "gpu-far-from-nvme", disks, "NVMe disk", remedy)
 
 
+def _unreported(graph: Graph, node: Node) -> bool:
+    """Whether the text of this node ends early, or no input is one that tells places."""
+    return node.id in graph.machine.cut or not any(above.kind == "host_bridge" for above in graph.ancestors(node.id))
+
+
 def numa_unknown(graph: Graph) -> Iterator[Finding]:
     """The kernel or the tool does not say which NUMA node a device is on."""
     nodes = graph.homes()
     unknown = [node for node in graph.of_kind("gpu", "nic", "disk") if node.numa is None and node.bus_id is not None]
     unplaced = [node for node in graph.of_kind("gpu") if node.numa is None and node.bus_id is None]
     unknown += [node for node in unplaced if not _placed(graph, node)]
+    unknown = [node for node in unknown if not _unreported(graph, node)]
     told_by_group = [node for node in unknown if any(above.kind == "group" for above in graph.ancestors(node.id))]
     unknown = [node for node in unknown if node not in told_by_group]
     if not unknown:
@@ -394,7 +422,7 @@ def nps_spread(graph: Graph) -> Iterator[Finding]:
     gpus = graph.of_kind("gpu")
     homes = {home.id for gpu in gpus if (home := graph.numa_of(gpu.id)) is not None}
     split = len(sockets) > 0 and len(numa) > len(sockets)
-    if split or (not sockets and len(homes) > 2):
+    if split or (not sockets and len(homes) > 2 and not graph.machine.cut):
         per = f"{len(numa)} NUMA nodes on {len(sockets)} socket{'s' if len(sockets) > 1 else ''}" if split else ""
         spread = f"the GPUs are spread over {len(homes)} NUMA nodes" if homes else ""
         yield Finding(
@@ -409,7 +437,8 @@ def nps_spread(graph: Graph) -> Iterator[Finding]:
 
 def cpu_affinity(graph: Graph) -> Iterator[Finding]:
     """The CPU column of the matrix is blank for a GPU."""
-    blank = [gpu for gpu in graph.of_kind("gpu") if gpu.cpus is None and graph.machine.cpu_affinity_reported]
+    rows = [gpu for gpu in graph.of_kind("gpu") if gpu.id not in graph.machine.cut]
+    blank = [gpu for gpu in rows if gpu.cpus is None and graph.machine.cpu_affinity_reported]
     if blank and graph.machine.reported:
         yield Finding(
             rule="cpu-affinity-missing",
@@ -441,7 +470,8 @@ def gds_path(graph: Graph) -> Iterator[Finding]:
             remedy="use GPUDirect Storage there, and check with /proc/driver/nvidia-fs/stats that it is not in "
             "compat mode",
         )
-    through = [gpu for gpu in gpus if gpu not in shared]
+    told = [gpu for gpu in gpus if any(graph.path_class(gpu.id, disk.id) != "?" for disk in disks)]
+    through = [gpu for gpu in told if gpu not in shared]
     if through:
         yield Finding(
             rule="gds-through-root-complex",
@@ -455,8 +485,10 @@ def gds_path(graph: Graph) -> Iterator[Finding]:
 
 
 def unbalanced_uplinks(graph: Graph) -> Iterator[Finding]:
-    """Some uplinks or sockets carry more GPUs than others."""
+    """Some uplinks or sockets carry more GPUs than others; not told where the input ends before some GPUs' rows."""
     gpus = graph.of_kind("gpu")
+    if any(gpu.id in graph.machine.cut and not _has_address(graph, gpu) for gpu in gpus):
+        return
     per_uplink = Counter(uplink for gpu in gpus if (uplink := shared_uplink(graph, gpu.id)) is not None)
     alone = [gpu for gpu in gpus if shared_uplink(graph, gpu.id) is None]
     counts = set(per_uplink.values()) | ({1} if alone and per_uplink else set())
@@ -483,6 +515,11 @@ def unbalanced_uplinks(graph: Graph) -> Iterator[Finding]:
         )
 
 
+def _has_address(graph: Graph, node: Node) -> bool:
+    """Whether an input with addresses places the device, so that a cut matrix leaves nothing open."""
+    return any(above.kind == "host_bridge" and not above.inferred for above in graph.ancestors(node.id))
+
+
 def shared_uplink(graph: Graph, gpu: str) -> str | None:
     """The topmost switch above a GPU: its uplink is what all GPUs below share."""
     switches = [node for node in graph.ancestors(gpu) if node.kind == "switch"]
@@ -494,9 +531,11 @@ def matrix_contradicts_numa(graph: Graph) -> Iterator[Finding]:
     bad = [
         pair
         for pair in graph.machine.reported
-        if pair.cell in {"NODE", "SYS"}
-        and (graph.nodes[pair.a].numa is not None and graph.nodes[pair.b].numa is not None)
-        and (pair.cell == "NODE") != (graph.nodes[pair.a].numa == graph.nodes[pair.b].numa)
+        if pair.cell in _CLASSES
+        and (here := graph.path_class(pair.a, pair.b)) in _CLASSES
+        and graph.numa_of(pair.a) is not None
+        and graph.numa_of(pair.b) is not None
+        and (pair.cell == "SYS") != (here == "SYS")
     ]
     if bad:
         first = bad[0]
@@ -506,18 +545,24 @@ def matrix_contradicts_numa(graph: Graph) -> Iterator[Finding]:
             subjects=tuple(dict.fromkeys(node for pair in bad for node in (pair.a, pair.b))),
             evidence=f"{len(bad)} pairs such as {_names(graph, [first.a, first.b])} are "
             f"{first.cell} "
-            f"apart, but on NUMA nodes {graph.nodes[first.a].numa} and {graph.nodes[first.b].numa}",
+            f"apart, but on NUMA nodes {_numa(graph, first.a)} and {_numa(graph, first.b)}",
             remedy="the container or VM hides part of the topology; read it on the host before pinning ranks",
         )
 
 
+def _numa(graph: Graph, node_id: str) -> int | None:
+    home = graph.numa_of(node_id)
+    return home.numa if home is not None else None
+
+
 def hidden_by_vm(graph: Graph) -> Iterator[Finding]:
-    """Every device is PHB from every other: a virtual machine hides switches and sockets."""
+    """GPUs of a server and NICs are all PHB from one another: a virtual machine hides switches and sockets."""
     devices = graph.of_kind("gpu", "nic")
     pairs = [(a.id, b.id) for a, b in combinations(devices, 2)]
     cells = {graph.pair_cell(a, b) for a, b in pairs}
     plain = {cell for cell in cells if not cell.startswith("NV")}
-    if len(graph.of_kind("gpu")) and len(devices) > 3 and plain == {"PHB"}:
+    server = cells != plain or any("SXM" in gpu.name for gpu in graph.of_kind("gpu"))  # a desktop has one host bridge
+    if len(graph.of_kind("gpu")) and graph.of_kind("nic") and server and len(devices) > 3 and plain == {"PHB"}:
         yield Finding(
             rule="paths-hidden",
             severity="info",

@@ -32,10 +32,13 @@ NodeKind = Literal[
 ]
 LinkKind = Literal["pcie", "nvme", "nvlink", "xgmi", "c2c", "dram", "socket", "network", "virtual", "internal"]
 Direction = Literal["forward", "backward"]
-PathClass = Literal["X", "PIX", "PXB", "PHB", "NODE", "SYS"]
-"""How far apart two devices are, in the words of `nvidia-smi topo -m`."""
+PathClass = Literal["X", "PIX", "PXB", "PHB", "NODE", "SYS", "?"]
+"""How far apart two devices are, in the words of `nvidia-smi topo -m`; `?` where no input tells a place."""
 
 DEVICE_KINDS: tuple[NodeKind, ...] = ("gpu", "nic", "disk", "nvswitch", "device")
+
+UNNAMED_BRIDGE = "host bridge (not in the input)"
+"""Stands above a device of which no input tells the host bridge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +160,7 @@ class ReportedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The whole graph. `iommu` is None where no input tells; `gds` maps what `gdscheck` or the kernel module said."""
+    """The whole graph. `iommu` is None where no input tells; `cut` are devices before whose row an input ends."""
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
@@ -165,6 +168,7 @@ class Machine:
     reported: tuple[ReportedPair, ...] = ()
     iommu: str | None = None
     cpu_affinity_reported: bool = False
+    cut: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +328,8 @@ class Graph:
             return "PIX" if depth_a == 1 and ids[meeting.id] == 1 else "PXB"
         if meeting.kind == "host_bridge":
             return "PHB"
+        if meeting.kind == "machine" and not (_is_placed(above_a) and _is_placed(above_b)):
+            return "?"
         return "NODE" if meeting.kind in {"numa", "group"} else "SYS"
 
     def pair_cell(self, a: str, b: str) -> str:
@@ -367,3 +373,11 @@ class Graph:
             level, node = stack.pop()
             yield level, node
             stack.extend((level + 1, child) for child in reversed(self.children(node.id)))
+
+
+def _is_placed(above: tuple[Node, ...]) -> bool:
+    """Whether an input tells where a device is: its NUMA node, its socket, or at least its host bridge."""
+    return any(
+        node.kind in {"numa", "group", "socket"} or (node.kind == "host_bridge" and node.name != UNNAMED_BRIDGE)
+        for node in above
+    )

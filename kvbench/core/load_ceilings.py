@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.core.ceilings import Flow, FlowShare, RateOf, expected, share_flows, theory
+from kvbench.core.ceilings import Flow, FlowShare, RateOf, expected, mixed_both_ways, share_flows, theory
 from kvbench.core.graph import Graph, Hop, Link, Node
 
 Basis = Literal["theory", "expected"]
 BASES: tuple[tuple[Basis, RateOf], ...] = (("theory", theory), ("expected", expected))
-_CLASS_ORDER = ("X", "PIX", "PXB", "PHB", "NODE", "SYS")
+_CLASS_ORDER = ("X", "PIX", "PXB", "PHB", "NODE", "SYS", "?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class Ceiling:
     """One scenario on one basis.
 
     `limits` are the links that stop the flows, the one that stops most bytes first. `unknown` are links on the paths
-    without a rate: the figures are then upper bounds. `reason` says why there is no total.
+    without a rate, `at_most` limits of which only a bound is known (the wire rate, or one direction's rate while both
+    are in use): the figures are then upper bounds. `reason` says why there is no total.
     """
 
     scenario: str
@@ -41,6 +42,12 @@ class Ceiling:
     limits: tuple[str, ...]
     unknown: tuple[str, ...]
     reason: str = ""
+    at_most: tuple[str, ...] = ()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the figures are upper bounds."""
+        return bool(self.unknown or self.at_most)
 
     @property
     def slowest(self) -> GpuShare | None:
@@ -76,7 +83,7 @@ def _scenarios(graph: Graph) -> Iterable[tuple[str, str, tuple[Flow, ...]]]:
     if not loads:
         return
     every = {1: "the GPU", 2: "both GPUs"}.get(len(loads), f"all {len(loads)} GPUs")
-    yield "all-near", f"{every}, each from its near DRAM", loads
+    yield "all-near", f"{every}, {'each ' if len(loads) > 1 else ''}from its near DRAM", loads
     drams = sorted(set(near.values()))
     if len(drams) > 1 or len(graph.of_kind("dram")) > 1:
         for dram in drams:
@@ -159,7 +166,10 @@ def _ceiling(graph: Graph, scenario: str, title: str, flows: Sequence[Flow], bas
     names = dict.fromkeys(flow.target if flow.target in gpus else flow.source for flow in flows)
     per_gpu = tuple(_summed(gpu, [share for share in shares if gpu in (share.source, share.target)]) for gpu in names)
     complete = bool(per_gpu) and all(share.bytes_per_s is not None for share in per_gpu)
-    unknown = tuple(dict.fromkeys(link.id for link in _links(graph, flows, lambda link: _is_open(link, rate_of))))
+    both = _both_ways(flows) if rate_of is expected else frozenset()
+    unclear = [link.id for link in _links(graph, flows, lambda link: link.id in both and mixed_both_ways(link))]
+    without = [link.id for link in _links(graph, flows, lambda link: _is_open(link, rate_of))]
+    unknown = tuple(dict.fromkeys((*without, *unclear)))
     return Ceiling(
         scenario=scenario,
         title=title,
@@ -168,8 +178,17 @@ def _ceiling(graph: Graph, scenario: str, title: str, flows: Sequence[Flow], bas
         total_bytes_per_s=sum(share.bytes_per_s or 0.0 for share in per_gpu) if complete else None,
         limits=_by_bytes(shares),
         unknown=unknown,
-        reason="" if complete else _no_total(graph, unknown),
+        reason="" if complete else _no_total(graph, unknown, unclear),
+        at_most=tuple(dict.fromkeys(share.limited_by for share in shares if share.at_most and share.limited_by)),
     )
+
+
+def _both_ways(flows: Sequence[Flow]) -> frozenset[str]:
+    ways: dict[str, set[str]] = {}
+    for flow in flows:
+        for hop in flow.hops:
+            ways.setdefault(hop.link, set()).add(hop.direction)
+    return frozenset(link for link, used in ways.items() if len(used) > 1)
 
 
 def _summed(gpu: str, shares: Sequence[FlowShare]) -> GpuShare:
@@ -203,6 +222,8 @@ def _is_open(link: Link, rate_of: RateOf) -> bool:
     return link.kind != "internal" and rate_of(link.forward) is None and rate_of(link.backward) is None
 
 
-def _no_total(graph: Graph, unknown: Sequence[str]) -> str:
+def _no_total(graph: Graph, unknown: Sequence[str], unclear: Sequence[str]) -> str:
+    if unclear:
+        return f"no figure for both directions at once on {graph.links[unclear[0]].label}"
     named = ", ".join(graph.links[link].label for link in unknown[:3]) + (" …" if len(unknown) > 3 else "")
     return f"no rate is known for {named}" if unknown else "no flow crosses a link with a known rate"

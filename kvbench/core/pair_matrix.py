@@ -23,6 +23,8 @@ def pair(graph: Graph, a: str, b: str) -> Pair:
     cell = graph.pair_cell(a, b)
     if a == b:
         return Pair(cell="X", rate=None)
+    if cell == "?":  # what lies between the two is not known, so neither is what it carries
+        return Pair(cell=cell, rate=None)
     if cell.startswith(("NV", "XGMI")):
         rates = list(_peer_rates(graph, a, b))
     else:

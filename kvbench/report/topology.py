@@ -86,15 +86,15 @@ def _verdict(result: TopologyResult, graph: Graph) -> str:
     equal = (slowest.total_bytes_per_s or 0.0) >= 0.98 * fastest
     who = "One GPU" if equal else f"{slowest.scenario.removeprefix('one:').upper()}, the slowest alone,"
     one = (
-        f"{who} loads at most {format_bandwidth(slowest.total_bytes_per_s or 0.0)} from its near DRAM "
-        f"({_named(slowest.limits, graph)})"
+        f"{who} loads {_quality(slowest, graph)}{format_bandwidth(slowest.total_bytes_per_s or 0.0)} from its near "
+        f"DRAM ({_named(slowest.limits, graph)})"
     )
     every = _expected(result, "all-near")
     share = every.slowest if every is not None else None
     if every is None or every.total_bytes_per_s is None or share is None or len(gpus) == 1:
         return f"{one}."
     even = (share.bytes_per_s or 0.0) * len(every.shares) >= 0.98 * every.total_bytes_per_s
-    rate = format_bandwidth(share.bytes_per_s or 0.0)
+    rate = f"{_quality(every, graph)}{format_bandwidth(share.bytes_per_s or 0.0)}"
     each = f"get {rate} each" if even else f"get {rate} at the slowest"
     return (
         f"{one}; {len(every.shares)} GPUs at once {each}, "
@@ -102,9 +102,18 @@ def _verdict(result: TopologyResult, graph: Graph) -> str:
     )
 
 
+def _quality(ceiling: Ceiling, graph: Graph) -> str:
+    """`at most` for an upper bound, nothing for measured links, `about` for what is typical of such links."""
+    if ceiling.is_bound:
+        return "at most "
+    links = [graph.links[link] for link in ceiling.limits]
+    measured = all(_kind(rate, link) == "measured" for link in links if (rate := link.backward.expected) is not None)
+    return "" if measured else "about "
+
+
 def _why_no_ceiling(singles: Sequence[Ceiling], graph: Graph) -> str:
     if not singles:
-        return "the input does not tell on which NUMA node any GPU is."
+        return "the input does not tell on which NUMA node any GPU is; add nvidia-smi topo -m."
     if not any(node.gpu and node.gpu.hbm for node in graph.of_kind("gpu")):
         return "neither link speed nor GPU model is in the input; name the model with --gpu, such as --gpu 'H100 SXM'."
     return f"{singles[0].reason}."
@@ -176,23 +185,30 @@ def _ceiling_table(result: TopologyResult, graph: Graph) -> TextTable:
     for titles, ceiling in _merged_singles([c for c in result.ceilings if c.basis == "expected"]):
         wire = theory[ceiling.scenario]
         share = ceiling.slowest
-        bound = "≤ " if ceiling.unknown and ceiling.total_bytes_per_s is not None else ""
+        bound = "≤ " if ceiling.is_bound and ceiling.total_bytes_per_s is not None else ""
         rows.append(
             (
                 titles,
                 "?" if share is None else bound + format_bandwidth(share.bytes_per_s or 0.0),
                 _known(ceiling.total_bytes_per_s, bound),
-                _known(wire.total_bytes_per_s, "≤ " if wire.unknown and wire.total_bytes_per_s is not None else ""),
+                _known(wire.total_bytes_per_s, "≤ " if wire.is_bound and wire.total_bytes_per_s is not None else ""),
                 _named(ceiling.limits, graph).removeprefix("limited by ") if ceiling.limits else ceiling.reason,
             )
         )
+    known = any(ceiling.total_bytes_per_s is not None for ceiling in result.ceilings)
+    if rows and not known:
+        reason = _why_no_ceiling([c for c in result.ceilings if c.scenario.startswith("one:")], graph)
+        rows = [("every load", "?", "?", "?", reason)]
     return TextTable(
         title="Ceilings",
         columns=("load", "slowest GPU", "together", "wire rates", "limited by"),
         left=frozenset({"limited by"}),
         rows=tuple(rows),
-        highlight=frozenset(at for at, row in enumerate(rows) if row[0].endswith("each from its near DRAM")),
-        note="Expected rates: measured, else typical, else the wire rate. ≤: some link on the way has no known rate.",
+        highlight=frozenset(at for at, row in enumerate(rows) if row[0].endswith("from its near DRAM")),
+        note="Expected rates: measured, else typical, else the wire rate. ≤: a link on the way has no known rate, or "
+        "of the limiting link only a bound is known (its wire rate, or one direction's while both are in use)."
+        if known
+        else "",
     )
 
 
@@ -201,7 +217,7 @@ def _merged_singles(ceilings: Sequence[Ceiling]) -> Iterator[tuple[str, Ceiling]
     groups: dict[tuple[float | None, bool, str], list[Ceiling]] = {}
     for ceiling in ceilings:
         if ceiling.scenario.startswith("one:"):
-            key = (ceiling.total_bytes_per_s, bool(ceiling.unknown), ceiling.reason.partition(" for ")[0])
+            key = (ceiling.total_bytes_per_s, ceiling.is_bound, ceiling.reason.partition(" for ")[0])
             groups.setdefault(key, []).append(ceiling)
     for same in groups.values():
         names = [ceiling.scenario.removeprefix("one:").upper() for ceiling in same]

@@ -12,7 +12,7 @@ from kvbench.topo.facts import Facts
 from kvbench.topo.gpu_links import add_gpu_links
 from kvbench.topo.matrix_tree import add_inferred_tree, add_peers_only, join_matrix, peer_access, reported_pairs
 from kvbench.topo.memory import add_memory, add_sockets
-from kvbench.topo.merge import merged_disks, merged_pci, with_port_rates
+from kvbench.topo.merge import check_matrices_agree, merged_disks, merged_pci, with_port_rates
 from kvbench.topo.pci_tree import add_loose_disks, add_pci_tree
 
 
@@ -24,6 +24,7 @@ def build_machine(inputs: Sequence[Facts], assumed: Assumed = NOTHING_ASSUMED) -
 
 def _machine(draft: Draft) -> Machine:
     draft.pci = with_port_rates(merged_pci(draft.inputs), draft.inputs)
+    check_matrices_agree(draft.inputs)
     matrices = [facts.matrix for facts in draft.inputs if facts.matrix is not None]
     disks = merged_disks(draft.inputs)
     draft.add(Node(id="machine", kind="machine", name="machine", parent=None))
@@ -46,4 +47,10 @@ def _machine(draft: Draft) -> Machine:
         reported=tuple(reported_pairs(draft, matrices)),
         iommu=next((facts.iommu for facts in draft.inputs if facts.iommu is not None), None),
         cpu_affinity_reported=any(matrix.has_cpu_column for matrix in matrices),
+        cut=tuple(
+            draft.node_of[row.label]
+            for matrix in matrices[:1]
+            for row in matrix.affinity
+            if row.cut and row.label in draft.node_of
+        ),
     )

@@ -28,6 +28,8 @@ def clusters(matrix: MatrixFact) -> tuple[Cluster, ...]:
     """The host bridges in the order of their first device."""
     members = {level: _groups(matrix, _LEVELS[: at + 1]) for at, level in enumerate(_LEVELS)}
     known = {row.label: row.numa_node for row in matrix.affinity}
+    if not any(number is not None for number in known.values()):
+        members["NODE"] = _joined_by_cpus(matrix, members["NODE"])
     node_of = {label: group for group in members["NODE"] for label in group}
     numbers = _numbers(members["NODE"], known)
     found = []
@@ -39,6 +41,22 @@ def clusters(matrix: MatrixFact) -> tuple[Cluster, ...]:
         )
         found.append(Cluster(trees=trees, numa=number, numa_inferred=inferred))
     return tuple(found)
+
+
+def _joined_by_cpus(matrix: MatrixFact, groups: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Groups with identical CPU lists as one: they share a NUMA node unless a cell between them says SYS."""
+    cpus = {row.label: row.cpus for row in matrix.affinity if row.cpus}
+    joined: list[tuple[str, ...]] = []
+    for group in groups:
+        own = {cpus[label] for label in group if label in cpus}
+        for at, other in enumerate(joined):
+            same = own and own == {cpus[label] for label in other if label in cpus}
+            if same and not any(matrix.cell(a, b) == "SYS" for a in group for b in other):
+                joined[at] = (*other, *group)
+                break
+        else:
+            joined.append(group)
+    return tuple(joined)
 
 
 def _numbers(

@@ -12,7 +12,7 @@ from kvbench.topo.facts import DiskFact, MatrixFact, PciFact
 
 NVME = 0x0108
 _GPU_CLASSES = frozenset({0x0302, 0x1200})
-_DISPLAY = 0x0300
+_DISPLAYS = frozenset({0x0300, 0x0380})  # AMD Instinct and some NVIDIA cards are display controllers
 _GPU_VENDORS = frozenset({0x10DE, 0x1002})
 _NIC_CLASSES = frozenset({0x0200, 0x0207})
 _NVSWITCH, _NVIDIA = 0x0680, 0x10DE
@@ -23,7 +23,7 @@ def device_kind(fact: PciFact, disks: dict[str, list[DiskFact]]) -> NodeKind | N
     """GPU, NIC, disk, NVSwitch, a device of unknown kind with a link, or None for what the graph leaves out."""
     if fact.is_gpu or fact.class_code in _GPU_CLASSES:
         return "gpu"
-    if fact.class_code == _DISPLAY and fact.vendor in _GPU_VENDORS:
+    if fact.class_code in _DISPLAYS and fact.vendor in _GPU_VENDORS:
         return "gpu"
     if fact.class_code == _NVSWITCH and fact.vendor in {None, 0, _NVIDIA}:
         return "nvswitch"

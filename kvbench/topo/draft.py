@@ -93,11 +93,12 @@ class Draft:
         node_id = f"numa{index}"
         if node_id in self.nodes:
             return node_id
+        remark = " (GPU memory)" if fact and fact.gpu_memory else " (inferred)" if inferred else ""
         self.add(
             Node(
                 id=node_id,
                 kind="numa",
-                name=f"NUMA node {index}{' (GPU memory)' if fact and fact.gpu_memory else ''}",
+                name=f"NUMA node {index}{remark}",
                 parent=parent,
                 numa=index,
                 inferred=inferred,
@@ -152,7 +153,7 @@ class Draft:
             self.products[node_id] = product
         hbm = None
         if product is not None and product.hbm is not None:
-            hbm = Rate(bytes_per_s=product.hbm, origin=Origin(provenance="spec", source=product.source))
+            hbm = Rate(bytes_per_s=product.hbm, origin=Origin(provenance=product.provenance, source=product.source))
         return GpuTraits(
             memory_bytes=fact.memory_bytes,
             hbm=hbm,

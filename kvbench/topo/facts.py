@@ -80,12 +80,16 @@ class NvlinkFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affinity:
-    """The tail of a matrix row: CPUs, near NUMA nodes and the GPU's own memory node, as printed; None where blank."""
+    """The tail of a matrix row: CPUs, near NUMA nodes and the GPU's own memory node, as printed; None where blank.
+
+    `cut`: the text ends before this tail, so a missing value is not a blank one.
+    """
 
     label: str
     cpus: str | None
     numa: str | None
     gpu_numa: str | None
+    cut: bool = False
 
     @property
     def numa_node(self) -> int | None:

@@ -12,7 +12,7 @@ from kvbench.core.graph import (
     Node,
     Rate,
 )
-from kvbench.core.provenance import Origin
+from kvbench.core.provenance import Origin, Provenance
 from kvbench.topo.anchors import (
     GpuAnchor,
     c2c_rates,
@@ -127,13 +127,17 @@ def _across_sides(
 ) -> tuple[LinkRates, LinkRates]:
     if kind == "c2c":
         if product is not None and product.c2c is not None:
-            return c2c_rates(product.c2c, toward_cpu=True), c2c_rates(product.c2c, toward_cpu=False)
+            up, down = (c2c_rates(product.c2c, toward_cpu=cpu, provenance=product.provenance) for cpu in (True, False))
+            return up, down
         gone = LinkRates(absent="not measured, and the GPU model is not in the input; see --gpu")
         return gone, gone
+    told: Provenance = product.provenance if product is not None else "spec"
     if kind == "xgmi":
-        rates = xgmi_rates(product.xgmi if product else None)
+        rates = xgmi_rates(product.xgmi if product else None, provenance=told)
         return rates, rates
-    rates = nvlink_rates(_generation(product, version), count)
+    if product is None or product.nvlink is None:
+        told = "spec"  # the generation, if any, is the input's
+    rates = nvlink_rates(_generation(product, version), count, provenance=told)
     return rates, rates
 
 

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from kvbench.core.ceilings import expected
 from kvbench.core.findings import shared_uplink
-from kvbench.core.graph import Graph, Link, Rate
+from kvbench.core.graph import Graph, Link, LinkRates, Rate
 from kvbench.core.load_ceilings import Ceiling
 from kvbench.core.provenance import Origin, Provenance
 from kvbench.results.host_paths import Limit, LimitName
@@ -57,6 +58,7 @@ def _from_ceiling(graph: Graph, name: LimitName, ceiling: Ceiling, what: str) ->
     by = [graph.links[link] for link in ceiling.limits]
     labels = ", ".join(link.label for link in by[:2]) + (" …" if len(by) > 2 else "")
     bound = "; an upper bound, some links have no rate" if ceiling.unknown else ""
+    bound = bound or ("; an upper bound, only their wire rate is known" if ceiling.at_most else "")
     return Limit(
         name=name,
         value=ceiling.total_bytes_per_s or 0.0,
@@ -69,10 +71,17 @@ def _from_ceiling(graph: Graph, name: LimitName, ceiling: Ceiling, what: str) ->
 
 
 def _weakest(links: Iterable[Link]) -> Provenance:
-    found: list[Provenance] = [
-        rate.origin.provenance for link in links for rate in (link.forward.expected, link.backward.expected) if rate
-    ]
+    found = [_provenance(rates) for link in links for rates in (link.forward, link.backward) if rates.expected]
     return max(found, key=_ORDER.index, default="modelled")
+
+
+def _provenance(rates: LinkRates) -> Provenance:
+    """Of the expected rate. A wire rate of a link state that was read is a data sheet's: no traffic was measured."""
+    rate = rates.expected
+    if rate is None:
+        return "modelled"
+    wire = rates.measured is None and rates.typical is None
+    return "spec" if wire and rate.origin.provenance == "measured" else rate.origin.provenance
 
 
 def _uplink(graph: Graph) -> Iterator[Limit]:
@@ -84,8 +93,12 @@ def _uplink(graph: Graph) -> Iterator[Limit]:
     link = graph.uplink(name)
     rate = expected(link.backward) if link is not None else None
     if link is not None and rate is not None and ranks > 1:
-        yield Limit(name="uplink", value=rate.bytes_per_s, origin=_named(rate, f"kvbench topo: {link.label}"))
-        origin = Origin(provenance="measured", source=f"kvbench topo: GPUs below {graph.nodes[name].name}")
+        named = replace(_named(rate, f"kvbench topo: {link.label}"), provenance=_provenance(link.backward))
+        yield Limit(name="uplink", value=rate.bytes_per_s, origin=named)
+        origin = Origin(
+            provenance="modelled" if graph.nodes[name].inferred else "measured",
+            source=f"kvbench topo: GPUs below {graph.nodes[name].name}",
+        )
         yield Limit(name="ranks_per_uplink", value=float(ranks), origin=origin)
 
 
@@ -93,6 +106,11 @@ def _named(rate: Rate, what: str) -> Origin:
     return Origin(
         provenance=rate.origin.provenance, source=f"{what} ({rate.origin.source})", formula=rate.origin.formula
     )
+
+
+def _summed(rates: Sequence[Rate], what: str) -> Origin:
+    """The origin of a sum: that of the part which is founded least."""
+    return _named(max(rates, key=lambda rate: _ORDER.index(rate.origin.provenance)), what)
 
 
 def _dram_rates(graph: Graph) -> list[Rate]:
@@ -108,29 +126,43 @@ def _dram_total(graph: Graph) -> Limit | None:
     return Limit(
         name="host_total",
         value=sum(rate.bytes_per_s for rate in rates),
-        origin=_named(rates[0], f"kvbench topo: {len(rates)} DRAM node{'s' if len(rates) > 1 else ''}"),
+        origin=_summed(rates, f"kvbench topo: {len(rates)} DRAM node{'s' if len(rates) > 1 else ''}"),
     )
 
 
 def _sockets(graph: Graph) -> Iterator[Limit]:
-    """One home's memory, the link to the others, and their number; a NUMA node counts where no input names sockets."""
-    homes = graph.of_kind("socket") or graph.homes()
+    """One socket's memory, the link to the others, and their number.
+
+    Where no input names sockets, NUMA nodes stand in for them, `modelled`. Their number does only while there are no
+    more than two: others may be parts of one socket, and the input names only those with a device.
+    """
+    sockets = graph.of_kind("socket")
+    homes = sockets or graph.homes()
+    inferred = " (inferred)" if any(home.inferred for home in homes) else ""
+    what = "sockets" if sockets else f"NUMA homes of devices{inferred}, taken as sockets: no input names sockets"
     rates = _dram_rates(graph)
     if rates and homes:
         per_home = sum(rate.bytes_per_s for rate in rates) / len(homes)
-        yield Limit(name="home_socket", value=per_home, origin=_named(rates[0], "kvbench topo: DRAM of one socket"))
+        origin = _summed(rates, f"kvbench topo: DRAM of one of {len(homes)} {what}")
+        yield Limit(name="home_socket", value=per_home, origin=origin if sockets else _modelled(origin))
     links = [link for link in graph.machine.links if link.kind == "socket"]
     between = [rate for link in links if (rate := expected(link.forward)) is not None]
     if between:
         slowest = min(between, key=lambda rate: rate.bytes_per_s)
-        yield Limit(name="inter_socket", value=slowest.bytes_per_s, origin=_named(slowest, "kvbench topo: socket link"))
-    if homes:
-        what = "sockets" if graph.of_kind("socket") else "NUMA nodes (no input names sockets)"
+        origin = _named(slowest, f"kvbench topo: link between {what}")
+        yield Limit(name="inter_socket", value=slowest.bytes_per_s, origin=origin if sockets else _modelled(origin))
+    if sockets or {home.numa for home in homes} in ({0}, {0, 1}):
         yield Limit(
             name="sockets",
             value=float(len(homes)),
-            origin=Origin(provenance="measured", source=f"kvbench topo: {what} in the input"),
+            origin=Origin(
+                provenance="measured" if sockets else "modelled", source=f"kvbench topo: {what} in the input"
+            ),
         )
+
+
+def _modelled(origin: Origin) -> Origin:
+    return replace(origin, provenance="modelled")
 
 
 def _disks_total(graph: Graph) -> Limit | None:
@@ -141,7 +173,7 @@ def _disks_total(graph: Graph) -> Limit | None:
     return Limit(
         name="storage_total",
         value=sum(rate.bytes_per_s for rate in rates),
-        origin=_named(rates[0], f"kvbench topo: {len(rates)} disk{'s' if len(rates) > 1 else ''}"),
+        origin=_summed(rates, f"kvbench topo: {len(rates)} disk{'s' if len(rates) > 1 else ''}"),
     )
 
 
@@ -154,7 +186,8 @@ def _collective(graph: Graph) -> Limit | None:
         known = [rate for rate in rates if rate is not None]
         if not known or len(known) < len(rates):
             return None
-        per_gpu.append(Rate(bytes_per_s=sum(rate.bytes_per_s for rate in known), origin=known[0].origin))
+        worst = max(known, key=lambda rate: _ORDER.index(rate.origin.provenance))
+        per_gpu.append(Rate(bytes_per_s=sum(rate.bytes_per_s for rate in known), origin=worst.origin))
     if len(per_gpu) < 2:
         return None
     least = min(per_gpu, key=lambda rate: rate.bytes_per_s)

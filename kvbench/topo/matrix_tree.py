@@ -21,7 +21,6 @@ from kvbench.topo.anchors import (
 from kvbench.topo.devices import gpus_by_label
 from kvbench.topo.draft import INTERNAL, Draft
 from kvbench.topo.facts import Affinity, MatrixFact, PciFact
-from kvbench.topo.pci_tree import host_bridge
 
 
 def add_inferred_tree(draft: Draft, matrix: MatrixFact, gpus: Sequence[PciFact]) -> None:
@@ -164,11 +163,16 @@ def join_matrix(draft: Draft, matrix: MatrixFact) -> None:
 
 
 def reported_pairs(draft: Draft, matrices: Sequence[MatrixFact]) -> Iterable[ReportedPair]:
-    """The printed cells, by node."""
+    """The printed cells, by node; of several matrices the first that has the pair."""
+    seen: set[frozenset[str]] = set()
     for matrix in matrices:
         for a, b in combinations(matrix.labels, 2):
             cell = matrix.cell(a, b)
             if cell is not None and a in draft.node_of and b in draft.node_of:
+                pair = frozenset((draft.node_of[a], draft.node_of[b]))
+                if pair in seen:
+                    continue
+                seen.add(pair)
                 yield ReportedPair(a=draft.node_of[a], b=draft.node_of[b], cell=cell)
 
 
@@ -190,10 +194,10 @@ def add_peers_only(draft: Draft) -> None:
     labels = [label for facts in draft.inputs if facts.peers is not None for label in facts.peers.labels]
     if not labels or any(node.kind == "gpu" for node in draft.nodes.values()):
         return
-    bridge = host_bridge(draft, "pci-not-in-the-input", ())
+    draft.notes.append("peer access does not tell where the GPUs are: add nvidia-smi topo -m")
     for label in labels:
         fact = PciFact(bus_id=label, is_gpu=True)
-        draft.node_of[label] = draft.add(draft.device(label.lower(), "gpu", label, fact, bridge, ()))
+        draft.node_of[label] = draft.add(draft.device(label.lower(), "gpu", label, fact, "machine", ()))
         draft.device_link(label.lower(), "gpu", fact, None)
 
 

@@ -68,6 +68,8 @@ def _read(path: Path, graph: Graph) -> Iterator[Found]:
 
 def _text(path: Path) -> str:
     try:
+        if not path.is_dir() and path.exists() and not path.is_file():
+            raise KvbenchError(f"{path}: is no regular file, and reading it might never end; save it in a file")
         if path.stat().st_size > _MOST_BYTES:
             raise KvbenchError(f"{path}: larger than {format_bytes(_MOST_BYTES)}; that is no measurement summary")
         return path.read_text(encoding="utf-8", errors="replace")

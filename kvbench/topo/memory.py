@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from kvbench.core.errors import UsageError
 from kvbench.core.graph import (
     Link,
     LinkRates,
@@ -11,12 +12,12 @@ from kvbench.core.graph import (
     Rate,
 )
 from kvbench.core.provenance import Origin
-from kvbench.topo.anchors import (
-    socket_rates,
-)
+from kvbench.topo.anchors import DramSpec, socket_rates
 from kvbench.topo.draft import INTERNAL, Draft
 from kvbench.topo.facts import NumaFact
 from kvbench.topo.merge import merged_numa_node
+
+_MOST_SOCKETS = 2  # where no input names sockets, more NUMA nodes than these may be parts of one
 
 
 def add_memory(draft: Draft) -> None:
@@ -69,13 +70,32 @@ def add_sockets(draft: Draft) -> None:
         _dram_theory(draft, sockets)
 
 
+def _require_one_node_per_socket(draft: Draft, spec: DramSpec) -> None:
+    """Up to two NUMA nodes are probably a socket each; the highest number tells of nodes that no device is next to."""
+    numbers = [node.numa for node in draft.nodes.values() if node.kind == "dram" and node.numa is not None]
+    count = max(len(numbers), max(numbers, default=0) + 1)
+    if count > _MOST_SOCKETS:
+        raise UsageError(
+            f"--dram {spec.text}: the input has at least {count} NUMA nodes and names no socket; say how many nodes "
+            f"share one socket's channels, such as --dram {spec.text}/4 (or /1)"
+        )
+
+
 def _dram_theory(draft: Draft, sockets: Sequence[Node]) -> None:
     spec = draft.assumed.dram
     assert spec is not None
-    for node in [node for node in draft.nodes.values() if node.kind == "dram"]:
+    if not sockets and spec.nodes is None:
+        _require_one_node_per_socket(draft, spec)
+    drams = [node for node in draft.nodes.values() if node.kind == "dram"]
+    for node in drams:
         numa = draft.nodes[node.parent or ""]
-        beside = [other for other in draft.nodes.values() if other.kind == "numa" and other.parent == numa.parent]
-        share = len(beside) if sockets else 1
+        beside = [other for other in drams if draft.nodes[other.parent or ""].parent == numa.parent]
+        if sockets and spec.nodes not in {None, len(beside)}:
+            raise UsageError(
+                f"--dram {spec.text}: the input has {len(beside)} NUMA nodes with DRAM on {numa.parent}, not "
+                f"{spec.nodes}; leave out /{spec.nodes}"
+            )
+        share = spec.nodes or (len(beside) if sockets else 1)
         origin = Origin(provenance="spec", source=f"--dram {spec.text}", formula=f"channels · MT/s · 8 B / {share}")
         rate = Rate(bytes_per_s=spec.bytes_per_s / share, origin=origin)
         link = draft.links[f"{node.id}-{numa.id}"]

@@ -1,12 +1,11 @@
 """Merges what several inputs say about the same PCI function, NUMA node or disk; the earlier input wins."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kvbench.core.graph import (
-    PcieState,
-)
-from kvbench.topo.facts import DiskFact, Facts, NumaFact, PciFact
+from kvbench.core.errors import KvbenchError
+from kvbench.core.graph import PcieState
+from kvbench.topo.facts import DiskFact, Facts, MatrixFact, NumaFact, PciFact
 
 
 def merged_pci(inputs: Sequence[Facts]) -> dict[str, PciFact]:
@@ -72,6 +71,33 @@ def merged_numa_node(old: NumaFact | None, new: NumaFact) -> NumaFact:
         firmware_read_bytes_per_s=old.firmware_read_bytes_per_s or new.firmware_read_bytes_per_s,
         firmware_write_bytes_per_s=old.firmware_write_bytes_per_s or new.firmware_write_bytes_per_s,
     )
+
+
+def check_matrices_agree(inputs: Sequence[Facts]) -> None:
+    """Refuses matrices that contradict each other: texts of two machines, or of one before and after a change."""
+    told: dict[tuple[str, ...], tuple[str, str]] = {}
+    for facts in inputs:
+        for what, value in _told(facts.matrix) if facts.matrix is not None else ():
+            first, source = told.setdefault(what, (value, facts.source))
+            if first != value:
+                raise KvbenchError(
+                    f"{facts.source}: {' '.join(what)} is {value}, but {source} says {first}; give texts of one "
+                    "machine, captured together"
+                )
+
+
+def _told(matrix: MatrixFact) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every printed cell and affinity with what it belongs to; NICs by name, because their numbers may differ."""
+    names = dict(matrix.nic_names)
+    for at, a in enumerate(matrix.labels):
+        for b, cell in zip(matrix.labels[:at], matrix.cells[at][:at], strict=True):
+            if cell is not None:
+                low, high = sorted((names.get(a, a), names.get(b, b)))
+                yield (low, "to", high), cell
+    for row in matrix.affinity:
+        for what, value in (("CPU affinity", row.cpus), ("NUMA affinity", row.numa)):
+            if value is not None and not row.cut:
+                yield ("the", what, "of", row.label), value
 
 
 def merged_disks(inputs: Sequence[Facts]) -> dict[str, list[DiskFact]]:

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from kvbench.core.errors import KvbenchError
 from kvbench.core.graph import PcieState
 from kvbench.core.provenance import Origin
-from kvbench.core.units import MIB
+from kvbench.core.units import MIB, format_bytes
 from kvbench.topo.facts import Affinity, Facts, MatrixFact, PciFact, bus_id
 from kvbench.topo.numbers import generation_rate
 
 MOST_LABELS = 512
 _MOST_LINE = 16384
+_LOOKED_AT = 1 << 20
+MOST_MATRIX_BYTES = 2 * MIB  # 512 devices print less
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _FUSED_LABELS = re.compile(r"(?:(?:GPU|NIC)\d{1,4}){2,}")
 _LABEL = re.compile(r"(?:GPU|NIC)\d{1,4}")
@@ -45,12 +47,12 @@ class _Row:
 
 def looks_like_matrix(text: str) -> bool:
     """Whether some line of the text starts like a matrix row or header."""
-    return any(_row(line, 0, _CELL) or _header(line) for line in _lines(text)[:400])
+    return any(_row(line, 0, _CELL) or _header(line) for line in _lines(text[:_LOOKED_AT])[:400])
 
 
 def looks_like_gpu_list(text: str) -> bool:
     """Whether the text starts with lines of `nvidia-smi -L`."""
-    return any(_GPU_LINE.fullmatch(line) for line in _lines(text)[:64])
+    return any(_GPU_LINE.fullmatch(line) for line in _lines(text[:_LOOKED_AT])[:64])
 
 
 def looks_like_query(text: str) -> bool:
@@ -66,6 +68,11 @@ def read_gpu_list(text: str, source: str) -> Facts:
 
 def read_matrix(text: str, source: str) -> Facts:
     """A `topo -m` or `topo -p2p` matrix; what a cut text still holds is kept, and `truncated` says so."""
+    if len(text) > MOST_MATRIX_BYTES:
+        raise KvbenchError(
+            f"{source}: {format_bytes(len(text))} is too large for a matrix (at most {format_bytes(MOST_MATRIX_BYTES)} "
+            "is read); give only the output of nvidia-smi topo -m"
+        )
     lines = _lines(text)
     header = next((found for found in (_header(line) for line in lines) if found), None)
     rows = _rows(lines, _CELL)
@@ -91,9 +98,7 @@ def read_matrix(text: str, source: str) -> Facts:
 
 def _topo(rows: Sequence[_Row], header: "_Header | None", lines: Sequence[str], source: str) -> Facts:
     labels, cells, notes, cut = _square(rows, header.labels if header else None, source)
-    affinity = tuple(
-        _affinity(row, len(labels), header.tail if header else None) for row in rows if row.label.startswith("GPU")
-    )
+    affinity = _affinities(rows, labels, header.tail if header else None, last=len(lines))
     names = tuple(
         (match[1], match[2]) for match in (_NIC_NAME.fullmatch(line) for line in lines) if match and match[1] in labels
     )
@@ -255,13 +260,31 @@ def _labels_without_header(rows: Sequence[_Row]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _affinity(row: _Row, num_labels: int, header: tuple[str, ...] | None) -> Affinity:
+def _affinities(
+    rows: Sequence[_Row], labels: Sequence[str], header: tuple[str, ...] | None, *, last: int
+) -> tuple[Affinity, ...]:
+    """The tail of every GPU's row. A row that is missing or short is cut, and so is one that ends the text (no line
+    break behind it) with less in its tail than the others have.
+    """
+    by_label = {row.label: row for row in rows}
+    most = max((len(row.tail.split()) for row in rows), default=0)
+    found = []
+    for label in labels:
+        row = by_label.get(label)
+        if not label.startswith("GPU"):
+            continue
+        if row is None or len(row.cells) < len(labels):
+            found.append(Affinity(label=label, cpus=None, numa=None, gpu_numa=None, cut=True))
+        else:
+            short = row.line == last and len(row.tail.split()) < most
+            found.append(replace(_affinity(row, header), cut=short))
+    return tuple(found)
+
+
+def _affinity(row: _Row, header: tuple[str, ...] | None) -> Affinity:
     """CPU, NUMA and GPU NUMA columns. With tabs they stand in their place; otherwise read from the right, where a
     missing token is the CPU column (a cpuset leaves it blank).
     """
-    blank = Affinity(label=row.label, cpus=None, numa=None, gpu_numa=None)
-    if len(row.cells) < num_labels:
-        return blank
     if row.tabs:
         words = [word.strip() for word in row.tail.split("\t")][1:]
         if len(words) > 3 and not words[2]:  # nvidia-smi prints an empty column before GPU NUMA ID
@@ -310,11 +333,15 @@ def read_query(text: str, source: str) -> Facts:
 
 def _queried_gpu(address: str, values: dict[str, str]) -> PciFact:
     memory = _number(values.get("memory.total"))
+    most_lane = generation_rate(_number(values.get("pcie.link.gen.max")))
+    most_width = _number(values.get("pcie.link.width.max"))
     state = PcieState(
         lane_gt_per_s=generation_rate(_number(values.get("pcie.link.gen.current"))),
         width=_number(values.get("pcie.link.width.current")),
-        max_lane_gt_per_s=generation_rate(_number(values.get("pcie.link.gen.max"))),
-        max_width=_number(values.get("pcie.link.width.max")),
+        max_lane_gt_per_s=most_lane,
+        max_width=most_width,
+        port_max_lane_gt_per_s=most_lane,  # "possible with this GPU and system configuration": of both ends
+        port_max_width=most_width,
         origin=_QUERY_ORIGIN,
     )
     known = any(value is not None for value in (state.lane_gt_per_s, state.width))

@@ -78,11 +78,15 @@ def _asker(nvml: Any) -> Callable[..., Any]:
 def _gpu(nvml: Any, ask: Callable[..., Any], index: int, handle: Any, address: str) -> PciFact:
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, handle)
     load = ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+    most_lane = generation_rate(ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle))
+    most_width = ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or None
     state = PcieState(
         lane_gt_per_s=generation_rate(ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
         width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle) or None,
-        max_lane_gt_per_s=generation_rate(ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
-        max_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle) or None,
+        max_lane_gt_per_s=most_lane,
+        max_width=most_width,
+        port_max_lane_gt_per_s=most_lane,  # NVML's maxima are those "possible with this device and system"
+        port_max_width=most_width,
         origin=_ORIGIN,
     )
     return PciFact(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from kvbench.core.graph import (
+    UNNAMED_BRIDGE,
     LinkRates,
     Node,
     NodeKind,
@@ -113,9 +114,9 @@ def host_bridge(draft: Draft, name: str, facts: Iterable[PciFact]) -> str:
     shared = next((fact.near_numa for fact in (*facts, *below) if len(fact.near_numa) > 1), ())
     parent = _memory_parent(draft, told[0].numa if told else None, shared)
     plain = name.removeprefix("pci").removeprefix("0000:")
-    label = f"host bridge {plain}" if re.fullmatch(r"pci[0-9a-f:]+", name) else "host bridge (not in the input)"
+    label = f"host bridge {plain}" if re.fullmatch(r"pci[0-9a-f:]+", name) else UNNAMED_BRIDGE
     numa = told[0].numa if told else None
-    draft.add(Node(id=name, kind="host_bridge", name=label, parent=parent, numa=numa, inferred="not in" in label))
+    draft.add(Node(id=name, kind="host_bridge", name=label, parent=parent, numa=numa, inferred=label == UNNAMED_BRIDGE))
     draft.tree_link(name, "internal", INTERNAL, INTERNAL)
     return name
 

@@ -1,6 +1,7 @@
 """Reads captured files for `--from`: finds out by content what each one is, and refuses what is none, quickly."""
 
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +55,10 @@ def _read(path: Path) -> Iterator[Facts]:
 
 def _bytes(path: Path) -> bytes:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise KvbenchError(
+                f"{path}: is neither a regular file nor a folder, and reading it might never end; save it in a file"
+            )
         size = path.stat().st_size
         if size > MOST_TEXT_BYTES and not _is_archive(path):
             raise KvbenchError(

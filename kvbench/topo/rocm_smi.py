@@ -45,7 +45,9 @@ def read_rocm(text: str, source: str) -> Facts:
             labels=labels,
             cells=cells,
             affinity=tuple(
-                Affinity(label=label, cpus=None, numa=_known(numa.get(int(label[3:]))), gpu_numa=None)
+                Affinity(
+                    label=label, cpus=None, numa=_known(numa.get(int(label[3:]))), gpu_numa=None, cut=label in missing
+                )
                 for label in labels
             ),
         ),

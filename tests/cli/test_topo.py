@@ -19,7 +19,7 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topo", "--from", MATRIX, "--gpu", "h100"]) == 0
     head = " ".join(capsys.readouterr().out.split("Findings")[0].split())
     assert head.startswith("One GPU loads at most 55.43 GB/s from its near DRAM (limited by GPU0 to switch 0.0.0)")
-    assert "8 GPUs at once get 27.71 GB/s each, 221.72 GB/s together" in head
+    assert "8 GPUs at once get at most 27.71 GB/s each, 221.72 GB/s together" in head
 
 
 def test_a_problem_gives_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,35 @@ def test_the_matrix_has_the_familiar_words_with_rates_beside(topology: Draw) -> 
     assert "PIX ≤55" in row
 
 
+def test_without_any_rate_the_ceilings_are_one_line(topology: Draw) -> None:
+    text = " ".join(printed(topology("dgx-8gpu.txt"), 160).split())
+    assert "every load ? ? ? neither link speed nor GPU model is in the input" in text
+    assert text.count("alone, from near DRAM") == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "words"),
+    [
+        (("dgx-8gpu.txt",), {"gpu": "h100"}, "One GPU loads at most 55.43 GB/s"),
+        (("dgx-8gpu.txt",), {"gpu": "h100", "dram": "8xDDR5-4800"}, "One GPU loads about 55.43 GB/s"),
+        (("dgx-8gpu.txt",), {"gpu": "h100", "dram": "1xDDR5-4800"}, "One GPU loads at most 38.40 GB/s"),
+    ],
+)
+def test_the_answer_says_whether_it_is_a_bound(
+    topology: Draw, names: tuple[str, ...], options: dict[str, str], words: str
+) -> None:
+    assert printed(topology(*names, **options), 160).startswith(words)
+
+
+def test_one_gpu_is_not_each(tmp_path: Path, host: Host) -> None:
+    path = tmp_path / "m.txt"
+    path.write_text("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0-7\t0\n")
+    result = discover(Sources(files=(path,)), gpu="h100")
+    document = new_document(result, command_line=("kvbench",), provenance=PROVENANCE, host=host)
+    assert "the GPU, from its near DRAM" in printed(document, 160)
+    assert "the GPU, each" not in printed(document, 160)
+
+
 def test_the_tree_shows_what_hangs_where(topology: Draw) -> None:
     lines = printed(topology("lspci-t.txt", "lspci-vv.txt"), 120).splitlines()
     start = lines.index("The machine")

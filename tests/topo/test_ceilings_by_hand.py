@@ -101,9 +101,10 @@ def test_limits_for_load_vs_recompute_are_the_single_and_the_node_ceiling() -> N
 
 def test_the_collected_a100_text_shares_four_gen4_uplinks() -> None:
     """a100-8gpu-nv12-10nic-8numa: pairs of GPUs are PXB from the same two NICs, so two GPUs share one Gen4 x16 uplink:
-    31.51 / 2 = 15.75 each, 126.03 together; from one of the four NUMA nodes with 2 channels DDR4-3200 (51.2): 6.4."""
+    31.51 / 2 = 15.75 each, 126.03 together; from one NUMA node, which has 2 of its socket's 8
+    channels DDR4-3200 (204.8 / 4 = 51.2): 6.4."""
     file = shared("a100-8gpu-nv12-10nic-8numa-tabs.txt")
-    result = discover(Sources(files=(file,)), gpu="a100", dram="2xDDR4-3200")
+    result = discover(Sources(files=(file,)), gpu="a100", dram="8xDDR4-3200/4")
     assert each(ceiling(result, "all-near")) == [approx(GEN4_X16 / 2)] * 8
     assert ceiling(result, "all-near").total_bytes_per_s == approx(4 * GEN4_X16)
     found = ceiling(result, "from:dram3")
@@ -137,10 +138,12 @@ def test_the_dgx2_puts_four_gpus_on_one_gen3_uplink() -> None:
     assert found.total_bytes_per_s == approx(4 * GEN3_X16)
     limits = {limit.name: limit.value for limit in result.limits}
     assert limits["ranks_per_uplink"] == 4
-    # From socket 0 alone half of the GPUs cross UPI, for which NCCL plans 10 GB/s on this Xeon Platinum 81xx.
-    far = [share for share in ceiling(result, "from:dram0", "expected").shares if int(share.gpu[3:]) >= 8]
-    assert [share.bytes_per_s for share in far] == [approx(10e9 / 8)] * 8
-    assert {share.limited_by for share in far} == {"socket0=socket1"}
+    # Measured copies over Gen3 x16 reach 12.15 GB/s: 12.15 / 4 each. Half of the GPUs cross UPI, for which no rate is
+    # known: NCCL's planning constant of 10 GB/s is below the wire, so it is no ceiling.
+    far = ceiling(result, "from:dram0", "expected")
+    assert each(far) == [approx(12.15e9 / 4)] * 16
+    assert "socket0=socket1" in far.unknown
+    assert "inter_socket" not in limits
 
 
 def test_grace_gpus_load_over_c2c() -> None:

@@ -225,7 +225,7 @@ def test_a_matrix_that_contradicts_its_numa_column(tmp_path: Path) -> None:
 
 def test_everything_phb_is_a_virtual_machine(tmp_path: Path) -> None:
     head = "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\n"
-    rows = [[" X " if a == b else "PHB" for b in range(4)] for a in range(4)]
+    rows = [[" X " if a == b else "NV18" if a + b == 1 else "PHB" for b in range(4)] for a in range(4)]
     labels = ("GPU0", "GPU1", "NIC0", "NIC1")
     body = "".join(f"{label}\t" + "\t".join(row) + "\t0-7\t0\n" for label, row in zip(labels, rows, strict=True))
     assert found(written(tmp_path, head + body), "paths-hidden").severity == "info"
