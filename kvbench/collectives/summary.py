@@ -148,7 +148,10 @@ class Remark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class FileSummary:
-    """Everything one file told. `damaged` counts records that could not be recovered, `recovered` those that could."""
+    """Everything one file told. `damaged` counts records that could not be recovered, `recovered` those that could.
+
+    `doubtful` are the numbers of their lines; `ends_inside` is the number of a last line that was cut off, else 0.
+    """
 
     path: str
     format: Format | None
@@ -163,5 +166,7 @@ class FileSummary:
     num_bytes: int = 0
     damaged: int = 0
     recovered: int = 0
+    doubtful: tuple[int, ...] = ()
+    ends_inside: int = 0
     stream_facts: list[Remark] = field(default_factory=list)
     refused: str = ""

@@ -9,7 +9,7 @@ from kvbench.collectives.summary import FORMAT_NAMES, FileSummary, Format, Proce
 from kvbench.core.errors import KvbenchError
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.deadlock_diagnose import advice
-from kvbench.deadlock_diagnose.causes import Case, consequences, describe, timeline
+from kvbench.deadlock_diagnose.causes import Case, Damage, consequences, describe, timeline
 from kvbench.deadlock_diagnose.evidence import Places
 from kvbench.deadlock_diagnose.gather import Report, gather
 from kvbench.deadlock_diagnose.identity import identify
@@ -134,6 +134,7 @@ def _family(
     identity = identify(logs)
     window = build_window(identity, tail_window=order_window)
     case = Case(identity=identity, window=window, places=Places(paths=paths), source=FORMAT_NAMES[name])
+    case.damage = _damage(summaries)
     family.case = case
     found = describe(case)
     life = lifecycle_causes(case)
@@ -169,6 +170,15 @@ def _family(
                 f"communicators could not be matched across ranks without guessing: {identity.unmatched[0]}"
             )
     return family
+
+
+def _damage(summaries: Sequence[FileSummary]) -> dict[str, Damage]:
+    """Damaged lines by file, whose ranges may have been read one by one."""
+    found: dict[str, Damage] = {}
+    for one in summaries:
+        before = found.get(one.path, Damage((), 0))
+        found[one.path] = Damage((*before.lines, *one.doubtful), one.ends_inside or before.ends_inside)
+    return found
 
 
 def _no_calls(name: Format) -> str:
@@ -241,12 +251,13 @@ def _verdict(
         cause = main.causes[0]
         more = f" ({len(main.causes) - 1} more below)" if len(main.causes) > 1 else ""
         first = f"DIVERGENCE, {cause.strength}, {cause.kind.replace('-', ' ')}: {cause.headline}.{more}"
-        where = cause.evidence[0].place if cause.evidence else main.format
+        where = f"First shown at {cause.evidence[0].place}; " if cause.evidence else ""
         suspects = ", ".join(one.rank for one in cause.suspects[:6])
         who = f"suspect: {suspects}" if suspects else f"no suspect: {cause.no_suspect_reason}"
         streams = [one.message for one in main.findings if one.code in {"default-stream", "copy-without-event"}]
         stream = f" {streams[0].partition(':')[0]}." if streams and cause.cycle else ""
-        return (first, f"First shown at {where}; {who}.{stream}", f"Fix: {cause.fix}.")
+        doubt = f" ({'; '.join(cause.doubts)})" if cause.doubts else ""
+        return (first, f"{where}{who}{doubt}.{stream}", f"Fix: {cause.fix}.")
     if status == "no-divergence" and main is not None:
         if main.case is not None and case is not None:
             size = (
@@ -260,6 +271,8 @@ def _verdict(
             "Entered is not completed: if the job hung, look below the "
             "call order (a dead rank, the network, a kernel, a host wait)."
         )
+        if case is not None and any(case.identity.guessed(comm) for comm in range(len(case.identity.communicators))):
+            second = f"{second} (communicators matched by guess)"
         if unseen:
             second = f"{unseen} members of communicators left no data, so nothing is said about them. {second}"
         return (

@@ -716,3 +716,33 @@ def test_the_end_of_each_file_gives_a_first_answer(tmp_path: Path) -> None:
     assert found.diagnosis.causes[0].kind == "field-mismatch"
     assert [one.rank for one in found.diagnosis.causes[0].suspects] == ["rank 2"]
     assert "tail-alignment" in {one.code for one in found.warnings}
+
+
+# ---- completed calls
+
+
+def complete(folder: Path, *, but: dict[int, int] | None = None) -> None:
+    """Sets the state of every entry, but for some at the end of a rank's dump."""
+    for path in sorted(folder.glob("trace_rank_*.json")):
+        dump = json.loads(path.read_text())
+        last = len(dump["entries"]) - (but or {}).get(int(path.stem.rpartition("_")[2]), 0)
+        for entry in dump["entries"][:last]:
+            entry["state"] = "completed"
+        path.write_text(json.dumps(dump))
+
+
+def test_an_inverted_order_whose_calls_completed_is_no_divergence(tmp_path: Path) -> None:
+    write_flight_recorder(seed_case(), tmp_path, as_json=True)
+    assert read(tmp_path).status == "divergence"
+    complete(tmp_path)
+    assert read(tmp_path).status == "no-divergence"
+
+
+def test_after_an_inversion_that_completed_the_true_fault_is_named(tmp_path: Path) -> None:
+    world = seed_case()
+    world.programs[0].append(GATHER)
+    write_flight_recorder(world, tmp_path, as_json=True)
+    complete(tmp_path, but={0: 1})
+    cause = read(tmp_path).causes[0]
+    assert (cause.kind, cause.index) == ("not-entered", 8)
+    assert cause.camps[-1].ranks == ("rank 1",) or cause.camps[0].ranks == ("rank 1",)
