@@ -115,7 +115,8 @@ class ProcessLog:
 class Progress(NamedTuple):
     """What one rank says about its own progress in one communicator: watchdog text, RAS, a dump's status.
 
-    `op` is empty where the count is over all collectives; `timed_out` is the call that this rank gave up on.
+    `op` is empty where the count is over all collectives; `timed_out` is the call that this rank gave up on, and
+    `failed_at` its number where a status line, which names the group, repeats it.
     """
 
     comm: str
@@ -125,6 +126,7 @@ class Progress(NamedTuple):
     completed: int | None = None
     timed_out: "TimedOut | None" = None
     place: str = ""
+    failed_at: int | None = None
 
 
 class TimedOut(NamedTuple):

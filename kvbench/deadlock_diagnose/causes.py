@@ -167,6 +167,11 @@ def _fix(case: Case, cause: CoreCause) -> str:
 def _nobody(cause: CoreCause) -> str:
     if cause.cycle:
         return "no order has a majority"
+    sizes = [len(members) for _, members in cause.camps]
+    if len(sizes) > 2 and max(sizes) == 1:
+        return "every rank has its own value: no majority"
+    if len(sizes) > 2 or len(set(sizes)) > 1:
+        return "no value has a majority"
     return "as many ranks stand on one side as on the other"
 
 
@@ -218,12 +223,12 @@ def headline(case: Case, cause: CoreCause) -> str:
     present = [(signature, members) for signature, members in cause.camps if signature is not None]
     absent = did.get(None, ())
     if cause.kind == "missing-call":
-        text = f"{_names(case, absent)} left out {_call_text(case, cause, present)}"
+        text = f"{_names(case, absent)} left out {_which(case, cause)}{_call_text(case, cause, present)}"
         return text + ("" if cause.suspects else f", or {_names(case, present[0][1])} issued it in excess")
     if cause.kind == "extra-call":
         text = (
             f"{_names(case, present[0][1])} issued an extra {present[0][0]} "
-            f"as #{cause.place.index} of comm {case.comm(cause.place.comm)}"
+            f"as {_which(case, cause)}#{cause.place.index} of comm {case.comm(cause.place.comm)}"
         )
         return text + ("" if cause.suspects else f", or {_names(case, absent)} left it out")
     if cause.kind == "swapped-calls":
@@ -234,12 +239,31 @@ def headline(case: Case, cause: CoreCause) -> str:
             f"and its neighbour of comm {case.comm(cause.place.comm)} are swapped"
         )
     if cause.kind in {"not-entered", "p2p-unmatched"}:
+        waiting = _all(present)
+        wait = "waits" if len(waiting) == 1 else "wait"
         return (
             f"{_names(case, absent)} never entered {place} "
-            f"({present[0][0] if present else '?'}), where {_names(case, _all(present))} wait"
+            f"({present[0][0] if present else '?'}), where {_names(case, waiting)} {wait}"
         )
     camps = "; ".join(f"{_names(case, members)}: {signature}" for signature, members in present)
     return f"{place}: the ranks differ in {' and '.join(cause.fields) or 'what they call'} ({camps})"
+
+
+def _which(case: Case, cause: CoreCause) -> str:
+    """`one of #1–#100, at the latest ` where the call ends a run of equal ones: which of them it is stays open."""
+    holder = next((members[0] for signature, members in cause.camps if signature is not None and members), None)
+    calls = case.window.programs[holder] if holder is not None else []
+    at = next((number for number, call in enumerate(calls) if call.instance == cause.place), 0)
+    first = at
+    while first > 0 and (calls[first - 1].instance.comm, calls[first - 1].signature) == (
+        cause.place.comm,
+        calls[at].signature,
+    ):
+        first -= 1
+    if first == at or holder is None:
+        return ""
+    earlier = " or an earlier equal call" if first == 0 and case.window.skipped[holder] else ""
+    return f"one of #{calls[first].instance.index}–#{cause.place.index}{earlier}, at the latest "
 
 
 def _call_text(case: Case, cause: CoreCause, present: Sequence[tuple[Signature | None, tuple[int, ...]]]) -> str:

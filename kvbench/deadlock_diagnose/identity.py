@@ -312,11 +312,48 @@ def _world(actor: Actor) -> CommUse | None:
     return best
 
 
+def _linked(actors: Sequence[Actor]) -> list[int]:
+    """A number per actor, equal for those that communicators with ids link, directly or by others: one run."""
+    run = list(range(len(actors)))
+    first: dict[Hashable, int] = {}
+    for number, actor in enumerate(actors):
+        for key in {(use.comm_id, use.size) for use in actor.uses if use.comm_id is not None}:
+            other = first.setdefault(key, number)
+            if run[other] != run[number]:
+                low, high = sorted((run[other], run[number]))
+                run = [low if one == high else one for one in run]
+    return run
+
+
+def _number_by_process(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> None:
+    """One run without a communicator of all ranks: ranks in its parts repeat, so host and process id number them."""
+    for number, actor in enumerate(sorted(actors, key=_by_process)):
+        actor.rank, actor.rank_source = number, "the order of host and process id, a guess"
+        actor.label = f"rank {number}"
+    doubts.append(
+        (
+            "guessed-ranks",
+            "no communicator holds all ranks, so the processes were numbered by host and process id",
+            "put the rank into the file's name",
+        )
+    )
+
+
+def _by_process(actor: Actor) -> tuple[str, int, str, str]:
+    pid = actor.segments[0].pid
+    return (actor.segments[0].host, int(pid) if pid.isdigit() else 0, actor.device or "", actor.path)
+
+
 def _label(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> None:
     counts = Counter(actor.rank for actor in actors)
     if not counts or max(counts.values()) == 1:
         for actor in actors:
             actor.label = f"rank {actor.rank}"
+        return
+    linked = _linked(actors)
+    repeated = Counter((run, actor.rank) for run, actor in zip(linked, actors, strict=True))
+    if max(repeated.values()) > 1 and len(set(linked)) == 1:
+        _number_by_process(actors, doubts)
         return
     runs: dict[Hashable, int] = {}
     files: dict[int, dict[str, None]] = defaultdict(dict)

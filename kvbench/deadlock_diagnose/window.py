@@ -15,6 +15,7 @@ from kvbench.collectives.nccl_lines import P2P, ROOTED
 from kvbench.collectives.summary import Kind
 from kvbench.core.collectives import Call, Communicator, Instance, Signature, conflict, number_calls
 from kvbench.core.deadlock import Analysis, analyse
+from kvbench.core.firing import cycles, fire
 from kvbench.deadlock_diagnose.identity import Actor, Identity
 from kvbench.deadlock_diagnose.records import RankRecords, Tables
 
@@ -29,6 +30,7 @@ PIECE = 256
 FIRST_WINDOW = 16_384
 TAIL_WINDOW = 50_000
 _SHIFTS = 64
+EXPLICIT = frozenset({"CALL", "NVTX"})  # sources that show groups
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Window:
     streams_known: bool
     notes: list[tuple[str, str, str]]
     open_groups: list[tuple[int, int]]
+    cycle_if_ungrouped: bool = False
 
 
 def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Window:
@@ -380,7 +383,7 @@ class _Builder:
         self, number: int, rank: RankRecords, comm: list[int], signature: list[int], record: list[int]
     ) -> list[Call]:
         kinds = _kinds_at(rank.actor, record)
-        explicit = bool({"CALL", "NVTX"} & rank.sources)
+        explicit = bool(EXPLICIT & rank.sources)
         groups = _groups(comm, kinds, explicit)
         rows = []
         for one, which, position, kind, group in zip(comm, signature, record, kinds, groups, strict=True):
@@ -439,6 +442,16 @@ class _Builder:
                 fired.add(instance)
         return fired
 
+    def _cycle_if_ungrouped(self, programs: Sequence[Sequence[Call]]) -> bool:
+        """Whether Sends and Recvs that were taken as groups, since COLL lines show none, would deadlock one by one."""
+        if any(rank.sources - {"COLL"} for rank in self.ranks) or not self.streams_known:
+            return False
+        if not any(call.instance.is_p2p for calls in programs for call in calls):
+            return False
+        alone = [[call._replace(group=0) if call.instance.is_p2p else call for call in calls] for calls in programs]
+        residue = fire(alone, self.identity.communicators, queues="streams")
+        return bool(cycles(residue.waits, issued=True))
+
     def window(
         self, programs: list[list[Call]], analysis: Analysis, skipped: list[int], notes: list[tuple[str, str, str]]
     ) -> Window:
@@ -450,6 +463,7 @@ class _Builder:
             streams_known=self.streams_known,
             notes=notes,
             open_groups=self.open_groups,
+            cycle_if_ungrouped=not analysis.causes and self._cycle_if_ungrouped(programs),
         )
 
 

@@ -238,7 +238,7 @@ def _progress_table(result: DeadlockDiagnosis) -> TextTable:
 
 
 def _number(value: int | None) -> str:
-    return "" if value is None else f"{value}"
+    return "" if value is None else f"{value}" if value >= 0 else "none"
 
 
 def _input_tables(result: DeadlockDiagnosis) -> tuple[TextTable, ...]:
