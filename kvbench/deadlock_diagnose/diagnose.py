@@ -298,6 +298,8 @@ def _verdict(
             "Entered is not completed: if the job hung, look below the "
             "call order (a dead rank, the network, a kernel, a host wait)."
         )
+        stuck = [one.message for one in main.findings if one.code == "several-groups-stuck"]
+        second = " ".join((*(f"{message[0].upper()}{message[1:]}." for message in stuck), second))
         if case is not None and main.case is not None:
             second = " ".join((*_reservations(case, main.format), second))
         if case is not None and any(case.identity.guessed(comm) for comm in range(len(case.identity.communicators))):

@@ -1,5 +1,6 @@
 """Logs whose lines do not say which communicator is which: what agrees belongs together, and no guess is certain."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,16 @@ import pytest
 
 from kvbench.deadlock_diagnose.diagnose import diagnose
 from kvbench.results.deadlock_diagnosis import DeadlockDiagnosis
-from tests.deadlock_diagnose.programs import Op, World, call_line, coll_line, coll_lines, seed_case, write_logs
+from tests.deadlock_diagnose.programs import (
+    Op,
+    World,
+    call_line,
+    coll_line,
+    coll_lines,
+    random_world,
+    seed_case,
+    write_logs,
+)
 
 REDUCE = Op(comm=0)
 A, B, C = (Op(comm=comm, count=100 * (comm + 1)) for comm in range(3))
@@ -156,3 +166,26 @@ def test_a_log_whose_beginning_was_rotated_away_takes_the_free_place(tmp_path: P
     assert read(tmp_path / "same").status == "no-divergence"
     found = read(tmp_path / "differs").causes[0]
     assert (found.kind, found.index, found.strength) == ("field-mismatch", 21, "possible")
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("form", FORMS)
+def test_valid_programs_without_creation_lines_give_no_divergence(tmp_path: Path, form: str, seed: int) -> None:
+    rng = random.Random(seed)
+    comms = 4 if form == "coll" else 1
+    world = random_world(rng, ranks=rng.choice([2, 4, 8]), comms=comms, calls=40, one_stream=bool(seed % 2), p2p=False)
+    write_logs(world, tmp_path, FORMS[form])
+    found = read(tmp_path)
+    assert found.status == "no-divergence", found.verdict[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_changed_call_without_creation_lines_is_found_in_its_place(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(100 + seed)
+    world = random_world(rng, ranks=8, comms=3, calls=40, one_stream=True, p2p=False)
+    rank, at = rng.randrange(8), rng.randrange(5, 35)
+    world.programs[rank][at] = replace(world.programs[rank][at], count=31337)
+    write_logs(world, tmp_path, without_creation)
+    found = read(tmp_path).causes[0]
+    assert (found.kind, found.strength) == ("field-mismatch", "possible")
+    assert f"rank {rank}" in {one for camp in found.camps if "31337" in camp.did for one in camp.ranks}
