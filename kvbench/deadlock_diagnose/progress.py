@@ -62,6 +62,7 @@ def _table(progress: Sequence[Progress]) -> dict[tuple[str, str], dict[int, _Ran
     for one in _named(progress):
         rank = found[one.comm, one.op].setdefault(one.rank if one.rank is not None else _NOT_A_RANK, _Rank())
         if one.enqueued is not None:
+            rank.place = one.place if rank.enqueued is None else rank.place
             rank.enqueued = max(one.enqueued, rank.enqueued if rank.enqueued is not None else one.enqueued)
         if one.completed is not None:
             rank.completed = max(one.completed, rank.completed if rank.completed is not None else one.completed)

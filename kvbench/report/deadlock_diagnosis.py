@@ -54,6 +54,7 @@ def _cause_lines(cause: Cause) -> tuple[str, ...]:
     lines += [f"suspect {one.rank}: {one.reason}" for one in cause.suspects[:8]]
     if not cause.suspects:
         lines.append(f"no suspect: {cause.no_suspect_reason}")
+    lines += [f"doubt: {doubt}" for doubt in cause.doubts]
     lines += [f"{one.place}  {one.text}".rstrip() for one in cause.evidence]
     lines.append(f"fix: {cause.fix}")
     return tuple(lines)
