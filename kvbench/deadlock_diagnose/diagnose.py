@@ -267,6 +267,8 @@ def _reservations(case: Case, name: Format) -> list[str]:
             "Neighbouring Sends and Recvs are assumed to be one group, which COLL lines do not show: ungrouped, their "
             "order is a cycle (record CALL lines)."
         )
+    if any(actor.lost_beginning for actor in case.identity.actors):
+        found.append("Only the ends of some logs were compared: a divergence before them is not seen.")
     most = max(case.window.num_calls, default=0)
     if name == "nccl-log" and most <= _FEW_CALLS:
         found.append(f"Only {most} calls per rank: if CUDA graphs replay the rest, those print nothing.")

@@ -158,7 +158,7 @@ def stuck_groups(progress: Sequence[Progress]) -> Finding | None:
         return None
     return Finding(
         code="several-groups-stuck",
-        message=f"all ranks gave up in {', '.join(list(stuck)[:4])}: so it looks when they are entered in two orders",
+        message=f"all ranks gave up in {', '.join(list(stuck)[:4])}, as they do when these are entered in two orders",
         remedy="record the order of the calls: NCCL_DEBUG_SUBSYS=INIT,CALL or a flight-recorder dump",
         evidence=tuple(Evidence(place=places[0], text="") for places in list(stuck.values())[:3]),
     )
