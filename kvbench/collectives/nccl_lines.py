@@ -44,7 +44,7 @@ OPS = (
     frozenset({"AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter", "AlltoAll", "Gather", "Scatter"}) | P2P
 )
 
-_ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
+ANSI = re.compile(rb"\x1b\[[0-9;]*[A-Za-z]")
 _POINTER = rb"(?:0x[0-9a-f]+|\(nil\))"
 HEAD = re.compile(
     rb"(?P<host>[A-Za-z0-9_][\w.\-]*):(?P<pid>\d+):(?P<tid>\d+) "
@@ -91,10 +91,18 @@ TAIL = re.compile(
     + _POINTER
     + rb"(?: \w+ \d+)*\r?"
 )
+_HEAD_START = re.compile(rb"[A-Za-z0-9_][\w.\-]*:\d+:\d+ (?:\[-?\d*\]?)? ?N?C?C?$")
+_MOST_DOUBTFUL = 10_000
 _API = re.compile(rb"(ncclComm\w+) comm ")
 _NOCOLOR = re.compile(rb"Rank (\d+) has color with NCCL_SPLIT_NOCOLOR")
 _VERSION = re.compile(rb"NCCL version ([\w.+\-]+)")
-_LABEL = re.compile(rb"^(?:\[\d+,(\d+)\]<std(?:out|err)>: ?|(\d+): )")
+_LABELS = (  # mpirun, torchrun and Ray, srun
+    re.compile(rb"\[\d+,(\d+)\]<std(?:out|err)>:"),
+    re.compile(rb"\[rank(\d+)\]:|\brank(\d+): "),
+    re.compile(rb"(?:^|\s)(\d+): "),
+)
+_LOCAL_LABEL = re.compile(rb"\[default(\d+)\]:")
+LOCAL_LABEL = "the launcher's label of the rank on its host"
 
 _REMARKS: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("size-mismatch", re.compile(rb"collective mismatch error|message truncated : receiving")),
@@ -129,6 +137,7 @@ class Scanner:
     emit: Callable[[int], None] = lambda _number: None
     damaged: int = 0
     recovered: int = 0
+    doubtful: list[int] = field(default_factory=list)
     versions: dict[str, None] = field(default_factory=dict)
     remarks: list[Remark] = field(default_factory=list)
     watch: watchdog.WatchdogText = field(default_factory=watchdog.WatchdogText)
@@ -140,6 +149,7 @@ class Scanner:
     _skip: int = 0
     middle: int = _MIDDLE
     pending: bytes = b""
+    pending_line: int = 0
 
     def scan(self, lines: Iterable[bytes], first_line: int) -> None:
         """Reads lines; the first has number `first_line`."""
@@ -163,7 +173,7 @@ class Scanner:
                 skip, middle = self._skip, self.middle
 
     def _slow(self, raw: bytes) -> None:
-        line = _ANSI.sub(b"", raw).rstrip(b"\r")
+        line = ANSI.sub(b"", raw).rstrip(b"\r")
         if self.pending:
             line, self.pending = self._continued(line), b""
         head = HEAD.search(line)
@@ -187,7 +197,7 @@ class Scanner:
 
     def _call(self, process: _Process, message: bytes, tid: str) -> int | None:
         """The number of a complete call message, or None."""
-        match = _COLL.fullmatch(message) or (_COLL.match(message) if message.count(b" NCCL ") == 0 else None)
+        match = _COLL.fullmatch(message) or (_COLL.match(message) if b"NCCL " not in message else None)
         if match is not None and match["op"].decode() in OPS:
             if match["globalrank"] is not None and process.rank is None:
                 process.rank, process.rank_source = int(match["globalrank"]), "globalrank of its RCCL lines"
@@ -285,8 +295,9 @@ class Scanner:
             glued = len(inner["host"]) - len(process.host)  # the end of the line that was interrupted
             rest = rest[: inner.start() + glued] + message[match.end() :]
         self.recovered += found
+        self._doubt(self.line)
         if b"NCCL " in rest:
-            self.pending = rest
+            self.pending, self.pending_line = rest, self.line
 
     def _continued(self, line: bytes) -> bytes:
         """The first half of an interleaved line with its second half, if `line` is that; else `line`."""
@@ -297,7 +308,13 @@ class Scanner:
                 self.recovered += 1
                 return joined
         self.damaged += 1
+        self._doubt(self.pending_line)
         return line
+
+    def _doubt(self, line: int) -> None:
+        """Notes a line that could not be read, or not as it stood."""
+        if len(self.doubtful) < _MOST_DOUBTFUL and line not in self.doubtful[-2:]:
+            self.doubtful.append(line)
 
     def _without_head(self, line: bytes) -> None:
         version = _VERSION.search(line)
@@ -307,12 +324,14 @@ class Scanner:
         match = _COLL.search(line)
         if match is not None and match["op"].decode() in OPS:
             process = self._by_comm.get(match["comm"].decode())
+            self._doubt(self.line)
             if process is not None:
                 self.recovered += 1
                 self.emit(self._number(process, _call_kind(match, "COLL", "", int(match["nranks"]))))
                 return
         if not self.watch.read(line.decode("utf-8", "replace"), f"{self.path}:{self.line}") and b": opCount " in line:
             self.damaged += 1
+            self._doubt(self.line)
 
     def _remark(self, message: bytes, process: _Process) -> None:
         for code, pattern in _REMARKS:
@@ -323,16 +342,28 @@ class Scanner:
 
     def number_of(self, line: bytes) -> int | None:
         """The number of a clean line that holds one call, without emitting it."""
+        line = ANSI.sub(b"", line)
         head = HEAD.search(line)
         if head is None:
             return None
         process = self._process(head["host"].decode(), head["pid"].decode(), line[: head.start()])
         return self._call(process, line[head.end() :].rstrip(b"\r"), head["tid"].decode())
 
+    def is_whole(self, line: bytes) -> bool:
+        """Whether the last line of a file is a complete record, or none of ours."""
+        line = ANSI.sub(b"", line)
+        head = HEAD.search(line)
+        if head is None:
+            return _HEAD_START.search(line) is None
+        message = line[head.end() :]
+        patterns = (_INIT, _CALL_GROUP, _CALL_INIT, _CALL_SPLIT, _CALL_GROW, _CALL_END)
+        return self.number_of(line) is not None or any(one.search(message) for one in patterns)
+
     def finish(self) -> None:
         """Counts a half line that was never continued."""
         if self.pending:
             self.damaged += 1
+            self._doubt(self.pending_line)
             self.pending = b""
 
     def _remember(self, line: bytes, start: int, number: int) -> None:
@@ -366,9 +397,7 @@ class Scanner:
                 if known_pid == pid and host.endswith(known_host):
                     return self._by_name[known_host, known_pid]
             process = _Process(host=host, pid=pid, number=len(self.processes))
-            label = _LABEL.match(before.lstrip())
-            if label is not None:
-                process.rank, process.rank_source = int(label[1] or label[2]), "the launcher's label before its lines"
+            process.rank, process.rank_source = _labelled(before)
             self._by_name[host, pid] = process
             self.processes.append(process)
         return process
@@ -383,6 +412,16 @@ _STEPS = {
     "Revoke START": "revoking",
     "Revoke COMPLETE": "revoked",
 }
+
+
+def _labelled(before: bytes) -> tuple[int | None, str]:
+    """The rank that a launcher wrote before its lines, behind a timestamp or not, and where it comes from."""
+    for pattern in _LABELS:
+        match = pattern.search(before)
+        if match is not None:
+            return int(match[match.lastindex or 1]), "the launcher's label before its lines"
+    match = _LOCAL_LABEL.search(before)
+    return (int(match[1]), LOCAL_LABEL) if match is not None else (None, "")
 
 
 def _call_kind(match: re.Match[bytes], source: str, tid: str, num_ranks: int | None) -> Kind:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from kvbench.collectives.nccl_lines import HEAD, LONGEST_LINE, MARKER, OPS, TAIL, Scanner
+from kvbench.collectives.nccl_lines import ANSI, HEAD, LONGEST_LINE, MARKER, OPS, TAIL, Scanner
 from kvbench.collectives.summary import CHUNK_CALLS, Checkpoint, FileSummary, ProcessLog
 
 BLOCK_BYTES = 1024 * 1024
@@ -128,8 +128,9 @@ class _Pairs:
         known = self.heads.get(text)
         if known is not None:
             return known
-        match = HEAD.search(text)
-        if match is None or text[match.end() :].decode("latin-1") not in OPS or len(self.heads) >= _MOST_HEADS:
+        clean = ANSI.sub(b"", text)
+        match = HEAD.search(clean)
+        if match is None or clean[match.end() :].decode("latin-1") not in OPS or len(self.heads) >= _MOST_HEADS:
             return None
         self.heads[text] = len(self.heads)
         return self.heads[text]
@@ -183,6 +184,7 @@ class _Reader:
         self.pairs = _Pairs(self.scanner)
         self.lines = 0
         self.num_bytes = 0
+        self.ends_inside = 0
 
     def block(self, offset: int, block: bytes) -> None:
         """Reads one block of whole lines."""
@@ -204,6 +206,9 @@ class _Reader:
                 self.scanner.scan(lines, line)
                 line += len(lines) - (not lines[-1])
         self.lines = line - 1
+        if not block.endswith(b"\n"):
+            last = block[block.rfind(b"\n") + 1 :]
+            self.ends_inside = 0 if self.scanner.is_whole(last) else self.lines
         for process in self.scanner.processes[len(self.logs) :]:
             self.logs.append(ProcessLog(path=self.scanner.path, format="nccl-log", host=process.host, pid=process.pid))
             self.waiting.append(array("I"))
@@ -253,6 +258,8 @@ class _Reader:
             num_bytes=self.num_bytes,
             damaged=scanner.damaged,
             recovered=scanner.recovered,
+            doubtful=tuple(scanner.doubtful),
+            ends_inside=self.ends_inside,
         )
 
 

@@ -115,7 +115,8 @@ class ProcessLog:
 class Progress(NamedTuple):
     """What one rank says about its own progress in one communicator: watchdog text, RAS, a dump's status.
 
-    `op` is empty where the count is over all collectives; `timed_out` is the call that this rank gave up on.
+    `op` is empty where the count is over all collectives; `timed_out` is the call that this rank gave up on, and
+    `failed_at` its number where a status line, which names the group, repeats it.
     """
 
     comm: str
@@ -125,6 +126,7 @@ class Progress(NamedTuple):
     completed: int | None = None
     timed_out: "TimedOut | None" = None
     place: str = ""
+    failed_at: int | None = None
 
 
 class TimedOut(NamedTuple):
@@ -148,7 +150,10 @@ class Remark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class FileSummary:
-    """Everything one file told. `damaged` counts records that could not be recovered, `recovered` those that could."""
+    """Everything one file told. `damaged` counts records that could not be recovered, `recovered` those that could.
+
+    `doubtful` are the numbers of their lines; `ends_inside` is the number of a last line that was cut off, else 0.
+    """
 
     path: str
     format: Format | None
@@ -163,5 +168,7 @@ class FileSummary:
     num_bytes: int = 0
     damaged: int = 0
     recovered: int = 0
+    doubtful: tuple[int, ...] = ()
+    ends_inside: int = 0
     stream_facts: list[Remark] = field(default_factory=list)
     refused: str = ""

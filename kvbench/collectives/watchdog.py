@@ -22,6 +22,7 @@ _WORK = re.compile(
 _STATUS = re.compile(
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
+_FAILED_AT = re.compile(r"(?:work sequence id|watchdog at work): (\d+)")
 _FINGERPRINT = re.compile(
     r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running collective: .*"
 )
@@ -62,6 +63,7 @@ class WatchdogText:
                     completed=_known(status["completed"]) if status else None,
                     timed_out=timed_out,
                     place=place,
+                    failed_at=int(failed[1]) if status and (failed := _FAILED_AT.search(line)) else None,
                 )
             )
             return True

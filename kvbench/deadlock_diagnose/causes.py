@@ -1,7 +1,8 @@
 """Says in words what the analysis found: headline, camps, cycle, suspects, evidence, timeline."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvbench.core.collectives import Call, Instance, Signature
 from kvbench.core.deadlock import Cause as CoreCause
@@ -26,6 +27,13 @@ _MODELS = {
 }
 
 
+class Damage(NamedTuple):
+    """What is wrong with a file's lines: the numbers of those that were damaged, and of a last one that was cut off."""
+
+    lines: tuple[int, ...]
+    ends_inside: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Case:
     """One family of inputs with its identity, window and places."""
@@ -34,12 +42,16 @@ class Case:
     window: Window
     places: Places
     source: str
+    damage: Mapping[str, Damage] = field(default_factory=dict)
 
     def label(self, program: int) -> str:
         return self.identity.actors[program].label
 
     def labels(self, programs: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.label(program) for program in programs)
+
+    def ranks_of(self, comm: int) -> Iterable[int]:
+        return self.identity.communicators[comm].ranks
 
     def comm(self, number: int) -> str:
         return self.identity.communicators[number].name
@@ -77,6 +89,7 @@ def describe(case: Case) -> tuple[Cause, ...]:
 def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[int, int]]]) -> Cause:
     suspects = tuple(SuspectRank(rank=case.label(one.program), reason=one.reason) for one in cause.suspects)
     steps = tuple(_steps(case, cause.cycle))
+    doubts = _doubts(case, cause)
     lines = []
     for note, pair in zip(*evidence, strict=True):
         found = case.places.get(*pair)
@@ -84,7 +97,7 @@ def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[i
             lines.append(Evidence(place=found.place, text=found.text or note))
     return Cause(
         kind=cause.kind,
-        strength="possible" if cause.kind == "p2p-cycle" and _buffered(case, cause) else cause.strength,
+        strength="possible" if doubts or (cause.kind == "p2p-cycle" and _buffered(case, cause)) else cause.strength,
         model=_MODELS[cause.queues],
         headline=headline(case, cause),
         communicator=case.comm(cause.place.comm),
@@ -100,7 +113,45 @@ def _cause(case: Case, cause: CoreCause, evidence: tuple[list[str], list[tuple[i
         evidence=tuple(lines),
         fix=FIXES[_fix(case, cause)],
         source=case.source,
+        doubts=doubts,
     )
+
+
+def _doubts(case: Case, cause: CoreCause) -> tuple[str, ...]:
+    """Why a cause may be an artefact of the input: its communicators or positions are guesses, a line is damaged."""
+    comms = {
+        cause.place.comm,
+        *(wait.instance.comm for wait in cause.cycle),
+        *(wait.behind.comm for wait in cause.cycle),
+    }
+    found = []
+    if any(case.identity.guessed(comm) for comm in comms):
+        found.append("communicators matched by guess")
+    if any(case.identity.actors[program].lost_beginning for comm in comms for program in case.ranks_of(comm)):
+        found.append("positions matched from the ends")
+    if cause.kind in {"missing-call", "extra-call", "not-entered", "p2p-unmatched"}:
+        absent = [program for signature, members in cause.camps if signature is None for program in members]
+        found += [text for program in absent[:_MOST_CAUSES] if (text := _damage_in_gap(case, cause.place, program))][:2]
+    return tuple(found)
+
+
+def _damage_in_gap(case: Case, place: Instance, program: int) -> str:
+    """A damaged line between the calls of a rank that enclose the one it seems to lack."""
+    segment = case.identity.actors[program].segments
+    damage = case.damage.get(segment[0].path)
+    if damage is None or not (damage.lines or damage.ends_inside):
+        return ""
+    mine = [call for call in case.window.programs[program] if call.instance.comm == place.comm]
+    before = [call for call in mine if call.instance.index < place.index][-1:]
+    after = [call for call in mine if call.instance.index >= place.index][:1]
+    case.places.find(case.identity.actors, [(program, call.position) for call in (*before, *after)])
+    low = case.places.line(program, before[0].position) if before else 0
+    high = case.places.line(program, after[0].position) if after else None
+    path = segment[0].path
+    if not after and damage.ends_inside:
+        return f"{case.label(program)}'s log ends inside a line ({path}:{damage.ends_inside})"
+    inside = [line for line in damage.lines if line >= low and (high is None or line <= high)]
+    return f"{path}:{inside[0]} is damaged and may have held this call" if inside else ""
 
 
 def _fix(case: Case, cause: CoreCause) -> str:
@@ -116,6 +167,11 @@ def _fix(case: Case, cause: CoreCause) -> str:
 def _nobody(cause: CoreCause) -> str:
     if cause.cycle:
         return "no order has a majority"
+    sizes = [len(members) for _, members in cause.camps]
+    if len(sizes) > 2 and max(sizes) == 1:
+        return "every rank has its own value: no majority"
+    if len(sizes) > 2 or len(set(sizes)) > 1:
+        return "no value has a majority"
     return "as many ranks stand on one side as on the other"
 
 
@@ -167,12 +223,12 @@ def headline(case: Case, cause: CoreCause) -> str:
     present = [(signature, members) for signature, members in cause.camps if signature is not None]
     absent = did.get(None, ())
     if cause.kind == "missing-call":
-        text = f"{_names(case, absent)} left out {_call_text(case, cause, present)}"
+        text = f"{_names(case, absent)} left out {_which(case, cause)}{_call_text(case, cause, present)}"
         return text + ("" if cause.suspects else f", or {_names(case, present[0][1])} issued it in excess")
     if cause.kind == "extra-call":
         text = (
             f"{_names(case, present[0][1])} issued an extra {present[0][0]} "
-            f"as #{cause.place.index} of comm {case.comm(cause.place.comm)}"
+            f"as {_which(case, cause)}#{cause.place.index} of comm {case.comm(cause.place.comm)}"
         )
         return text + ("" if cause.suspects else f", or {_names(case, absent)} left it out")
     if cause.kind == "swapped-calls":
@@ -183,12 +239,31 @@ def headline(case: Case, cause: CoreCause) -> str:
             f"and its neighbour of comm {case.comm(cause.place.comm)} are swapped"
         )
     if cause.kind in {"not-entered", "p2p-unmatched"}:
+        waiting = _all(present)
+        wait = "waits" if len(waiting) == 1 else "wait"
         return (
             f"{_names(case, absent)} never entered {place} "
-            f"({present[0][0] if present else '?'}), where {_names(case, _all(present))} wait"
+            f"({present[0][0] if present else '?'}), where {_names(case, waiting)} {wait}"
         )
     camps = "; ".join(f"{_names(case, members)}: {signature}" for signature, members in present)
     return f"{place}: the ranks differ in {' and '.join(cause.fields) or 'what they call'} ({camps})"
+
+
+def _which(case: Case, cause: CoreCause) -> str:
+    """`one of #1–#100, at the latest ` where the call ends a run of equal ones: which of them it is stays open."""
+    holder = next((members[0] for signature, members in cause.camps if signature is not None and members), None)
+    calls = case.window.programs[holder] if holder is not None else []
+    at = next((number for number, call in enumerate(calls) if call.instance == cause.place), 0)
+    first = at
+    while first > 0 and (calls[first - 1].instance.comm, calls[first - 1].signature) == (
+        cause.place.comm,
+        calls[at].signature,
+    ):
+        first -= 1
+    if first == at or holder is None:
+        return ""
+    earlier = " or an earlier equal call" if first == 0 and case.window.skipped[holder] else ""
+    return f"one of #{calls[first].instance.index}–#{cause.place.index}{earlier}, at the latest "
 
 
 def _call_text(case: Case, cause: CoreCause, present: Sequence[tuple[Signature | None, tuple[int, ...]]]) -> str:

@@ -9,12 +9,12 @@ from kvbench.collectives.summary import FORMAT_NAMES, FileSummary, Format, Proce
 from kvbench.core.errors import KvbenchError
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.deadlock_diagnose import advice
-from kvbench.deadlock_diagnose.causes import Case, consequences, describe, timeline
+from kvbench.deadlock_diagnose.causes import Case, Damage, consequences, describe, timeline
 from kvbench.deadlock_diagnose.evidence import Places
 from kvbench.deadlock_diagnose.gather import Report, gather
 from kvbench.deadlock_diagnose.identity import identify
 from kvbench.deadlock_diagnose.lifecycle import lifecycle_causes
-from kvbench.deadlock_diagnose.progress import entered_alike, progress_causes, progress_rows
+from kvbench.deadlock_diagnose.progress import entered_alike, progress_causes, progress_rows, stuck_groups
 from kvbench.deadlock_diagnose.stragglers import straggler_findings
 from kvbench.deadlock_diagnose.streams import remark_findings, stream_findings
 from kvbench.deadlock_diagnose.window import TAIL_WINDOW, build_window
@@ -30,6 +30,7 @@ from kvbench.results.deadlock_diagnosis import (
 )
 
 _FAMILIES: tuple[Format, ...] = ("nccl-log", "nsys", "flight-recorder", "kineto")
+_FEW_CALLS = 50
 _COUNTERS: tuple[Format, ...] = ("watchdog", "ras")
 
 PROVENANCE = {
@@ -110,13 +111,13 @@ def reduce_summaries(
     """One diagnosis of all summaries. `paths` says where the files are that lines are shown from."""
     readable = [one for one in summaries if not one.refused]
     if not any(one.processes or one.progress or one.remarks or one.versions for one in readable):
-        refused = [one.refused for one in summaries if one.refused]
-        if refused and len(refused) == len(summaries):
-            more = f" (and {len(refused) - 1} more files)" if len(refused) > 1 else ""
-            raise KvbenchError(
-                f"{refused[0]}{more}; give NCCL logs, watchdog text, "
-                "flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON"
-            )
+        reasons = [one.refused or f"{one.path}: holds no line or record of a known kind" for one in summaries]
+        more = f" (and {len(reasons) - 1} more files)" if len(reasons) > 1 else ""
+        raise KvbenchError(
+            f"{reasons[0]}{more}; give NCCL logs, watchdog text, "
+            "flight-recorder dumps, nsys sqlite exports, torch traces or RAS JSON; "
+            f"to record them: {advice.CAPTURE_NCCL}"
+        )
     families = [_family(name, readable, paths, order_window) for name in _FAMILIES]
     families += [_counters(name, readable) for name in _COUNTERS]
     families = [family for family in families if family is not None]
@@ -134,6 +135,7 @@ def _family(
     identity = identify(logs)
     window = build_window(identity, tail_window=order_window)
     case = Case(identity=identity, window=window, places=Places(paths=paths), source=FORMAT_NAMES[name])
+    case.damage = _damage(summaries)
     family.case = case
     found = describe(case)
     life = lifecycle_causes(case)
@@ -171,6 +173,15 @@ def _family(
     return family
 
 
+def _damage(summaries: Sequence[FileSummary]) -> dict[str, Damage]:
+    """Damaged lines by file, whose ranges may have been read one by one."""
+    found: dict[str, Damage] = {}
+    for one in summaries:
+        before = found.get(one.path, Damage((), 0))
+        found[one.path] = Damage((*before.lines, *one.doubtful), one.ends_inside or before.ends_inside)
+    return found
+
+
 def _no_calls(name: Format) -> str:
     if name == "nccl-log":
         return "the NCCL logs hold no collective calls: the default subsystems print only communicator creation"
@@ -189,6 +200,8 @@ def _counters(name: Format, summaries: Sequence[FileSummary]) -> "_Family | None
     family.causes = progress_causes(progress, remarks, source=FORMAT_NAMES[name])
     if not any(one.processes for one in mine):
         family.findings = remark_findings([one for one in remarks if one.code != "fingerprint-mismatch"])
+    stuck = stuck_groups(progress)
+    family.findings = (*family.findings, stuck) if stuck is not None else family.findings
     family.enough = entered_alike(progress)
     family.why_not = "only one rank reports its progress" if not family.enough else ""
     return family
@@ -234,6 +247,34 @@ def _diagnosed(summaries: Sequence[FileSummary], families: Sequence[_Family], in
     return Diagnosed(diagnosis=diagnosis, warnings=_warnings(summaries, families), interrupted=interrupted)
 
 
+def _entered(case: Case) -> str:
+    counts = case.window.num_calls
+    comms = len(case.identity.communicators)
+    each = (
+        f"{counts[0]:,} call{'s' if counts[0] != 1 else ''} each" if len(set(counts)) == 1 else f"{sum(counts):,} calls"
+    )
+    return (
+        f"all {len(counts)} ranks entered the same {each} on {comms} communicator{'s' if comms != 1 else ''}, "
+        "in an order that can run"
+    )
+
+
+def _reservations(case: Case, name: Format) -> list[str]:
+    """What may still be wrong although every call met its partners."""
+    found = []
+    if case.window.cycle_if_ungrouped:
+        found.append(
+            "Neighbouring Sends and Recvs are assumed to be one group, which COLL lines do not show: ungrouped, their "
+            "order is a cycle (record CALL lines)."
+        )
+    if any(actor.lost_beginning for actor in case.identity.actors):
+        found.append("Only the ends of some logs were compared: a divergence before them is not seen.")
+    most = max(case.window.num_calls, default=0)
+    if name == "nccl-log" and most <= _FEW_CALLS:
+        found.append(f"Only {most} calls per rank: if CUDA graphs replay the rest, those print nothing.")
+    return found
+
+
 def _verdict(
     status: Status, main: "_Family | None", case: Case | None, summaries: Sequence[FileSummary]
 ) -> tuple[str, str, str]:
@@ -241,27 +282,33 @@ def _verdict(
         cause = main.causes[0]
         more = f" ({len(main.causes) - 1} more below)" if len(main.causes) > 1 else ""
         first = f"DIVERGENCE, {cause.strength}, {cause.kind.replace('-', ' ')}: {cause.headline}.{more}"
-        where = cause.evidence[0].place if cause.evidence else main.format
+        where = f"First shown at {cause.evidence[0].place}; " if cause.evidence else ""
         suspects = ", ".join(one.rank for one in cause.suspects[:6])
         who = f"suspect: {suspects}" if suspects else f"no suspect: {cause.no_suspect_reason}"
         streams = [one.message for one in main.findings if one.code in {"default-stream", "copy-without-event"}]
         stream = f" {streams[0].partition(':')[0]}." if streams and cause.cycle else ""
-        return (first, f"First shown at {where}; {who}.{stream}", f"Fix: {cause.fix}.")
+        doubt = f" ({'; '.join(cause.doubts)})" if cause.doubts else ""
+        return (first, f"{where}{who}{doubt}.{stream}", f"Fix: {cause.fix}.")
     if status == "no-divergence" and main is not None:
-        if main.case is not None and case is not None:
-            size = (
-                f"all {len(case.identity.actors)} ranks entered the same {sum(case.window.num_calls):,} "
-                f"calls on {len(case.identity.communicators)} communicators, in an order that can run"
-            )
-        else:
-            size = "all ranks that speak report the same calls"
+        size = (
+            _entered(case)
+            if main.case is not None and case is not None
+            else "all ranks that speak report the same calls"
+        )
         unseen = sum(one.unseen for one in case.identity.communicators) if case is not None else 0
         second = (
             "Entered is not completed: if the job hung, look below the "
             "call order (a dead rank, the network, a kernel, a host wait)."
         )
+        stuck = [one.message for one in main.findings if one.code == "several-groups-stuck"]
+        second = " ".join((*(f"{message[0].upper()}{message[1:]}." for message in stuck), second))
+        if case is not None and main.case is not None:
+            second = " ".join((*_reservations(case, main.format), second))
+        if case is not None and any(case.identity.guessed(comm) for comm in range(len(case.identity.communicators))):
+            second = f"{second} (communicators matched by guess)"
         if unseen:
-            second = f"{unseen} members of communicators left no data, so nothing is said about them. {second}"
+            members = "1 member of a communicator" if unseen == 1 else f"{unseen} members of communicators"
+            second = f"{members} left no data, so nothing is said about {'it' if unseen == 1 else 'them'}. {second}"
         return (
             f"No divergence: {size}.",
             second,

@@ -49,6 +49,12 @@ class Places:
         """The place of a record that was looked up."""
         return self.found.get((number, record))
 
+    def line(self, number: int, record: int) -> int:
+        """The line of a record that was looked up in a text log, else 0."""
+        found = self.found.get((number, record))
+        line = found.place.rpartition(":")[2] if found is not None else ""
+        return int(line) if line.isdigit() else 0
+
 
 def _segment(actor: Actor, record: int) -> tuple[int, int]:
     for number, segment in enumerate(actor.segments):

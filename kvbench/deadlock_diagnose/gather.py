@@ -121,6 +121,8 @@ def _number_lines(summaries: Sequence[FileSummary]) -> None:
             for log in summary.processes:
                 log.checkpoints = [one._replace(line=one.line + before) for one in log.checkpoints]
             summary.progress = [one._replace(place=_later(one.place, before)) for one in summary.progress]
+            summary.doubtful = tuple(one + before for one in summary.doubtful)
+            summary.ends_inside += before if summary.ends_inside else 0
             summary.remarks = [one._replace(place=_later(one.place, before)) for one in summary.remarks]
         lines[summary.path] = before + summary.num_lines
 

@@ -1,7 +1,7 @@
 """Who is who: processes become ranks, and each process's own communicators become communicators that ranks share.
 
-Order of trust: an id that every member printed; (parent, split ordinal, colour); for logs without ids the order of
-creation, which is a guess and is said to be one.
+Order of trust: an id that every member printed; (parent, split ordinal, colour); for logs without ids the agreement of
+the calls, which is a guess and is said to be one.
 """
 
 import re
@@ -12,8 +12,10 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kvbench.collectives.nccl_lines import LOCAL_LABEL
 from kvbench.collectives.summary import Kind, ProcessLog
 from kvbench.core.collectives import Communicator
+from kvbench.deadlock_diagnose.guess import guess_keys
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +65,7 @@ class Actor:
     rank_source: str = ""
     label: str = ""
     world: Hashable = None
+    cut: bool = False
 
     @property
     def name(self) -> str:
@@ -71,6 +74,11 @@ class Actor:
     @property
     def path(self) -> str:
         return self.segments[0].path
+
+    @property
+    def lost_beginning(self) -> bool:
+        """Whether its first calls are not in the input."""
+        return self.cut or self.segments[0].partial
 
     def records(self) -> "Iterator[tuple[int, ProcessLog, npt.NDArray[np.uint32]]]":
         """(number of the first record, segment, kinds' numbers), chunk by chunk."""
@@ -100,6 +108,15 @@ class Identity:
     how_communicators: tuple[str, ...]
     doubts: list[tuple[str, str, str]]
     unmatched: list[str]
+
+    def guessed(self, comm: int) -> bool:
+        """Whether a communicator's members were matched by a guess."""
+        return any(actor.cut and use.created_at < 0 for actor, use in self._members(comm)) or any(
+            is_guess(use.key) for _, use in self._members(comm)
+        )
+
+    def _members(self, comm: int) -> list[tuple[Actor, CommUse]]:
+        return [(self.actors[number], use) for number, use in self.uses[comm]]
 
 
 def identify(logs: Sequence[ProcessLog]) -> Identity:
@@ -244,9 +261,10 @@ def _by_device(actor: Actor) -> list[Actor]:
 
 def _name_ranks(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> str:
     """Gives every actor its rank in the run, and says where the ranks come from."""
+    one_host = len({actor.segments[0].host for actor in actors}) == 1
     for actor in actors:
         first = actor.segments[0]
-        if first.rank is not None:
+        if first.rank is not None and (first.rank_source != LOCAL_LABEL or (one_host and _world(actor) is None)):
             actor.rank, actor.rank_source = first.rank, first.rank_source
     how: dict[str, None] = {}
     for actor in actors:
@@ -294,11 +312,48 @@ def _world(actor: Actor) -> CommUse | None:
     return best
 
 
+def _linked(actors: Sequence[Actor]) -> list[int]:
+    """A number per actor, equal for those that communicators with ids link, directly or by others: one run."""
+    run = list(range(len(actors)))
+    first: dict[Hashable, int] = {}
+    for number, actor in enumerate(actors):
+        for key in {(use.comm_id, use.size) for use in actor.uses if use.comm_id is not None}:
+            other = first.setdefault(key, number)
+            if run[other] != run[number]:
+                low, high = sorted((run[other], run[number]))
+                run = [low if one == high else one for one in run]
+    return run
+
+
+def _number_by_process(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> None:
+    """One run without a communicator of all ranks: ranks in its parts repeat, so host and process id number them."""
+    for number, actor in enumerate(sorted(actors, key=_by_process)):
+        actor.rank, actor.rank_source = number, "the order of host and process id, a guess"
+        actor.label = f"rank {number}"
+    doubts.append(
+        (
+            "guessed-ranks",
+            "no communicator holds all ranks, so the processes were numbered by host and process id",
+            "put the rank into the file's name",
+        )
+    )
+
+
+def _by_process(actor: Actor) -> tuple[str, int, str, str]:
+    pid = actor.segments[0].pid
+    return (actor.segments[0].host, int(pid) if pid.isdigit() else 0, actor.device or "", actor.path)
+
+
 def _label(actors: Sequence[Actor], doubts: list[tuple[str, str, str]]) -> None:
     counts = Counter(actor.rank for actor in actors)
     if not counts or max(counts.values()) == 1:
         for actor in actors:
             actor.label = f"rank {actor.rank}"
+        return
+    linked = _linked(actors)
+    repeated = Counter((run, actor.rank) for run, actor in zip(linked, actors, strict=True))
+    if max(repeated.values()) > 1 and len(set(linked)) == 1:
+        _number_by_process(actors, doubts)
         return
     runs: dict[Hashable, int] = {}
     files: dict[int, dict[str, None]] = defaultdict(dict)
@@ -323,37 +378,57 @@ def _match(
     actors: Sequence[Actor], doubts: list[tuple[str, str, str]]
 ) -> tuple[list[Communicator], list[list[tuple[int, CommUse]]], tuple[str, ...], list[str]]:
     how: Counter[str] = Counter()
+    unmatched: list[str] = []
     by_key: dict[Hashable, list[tuple[int, CommUse]]] = {}
+    guessed: list[tuple[int, CommUse]] = []
+    splits: list[tuple[int, CommUse]] = []
     for number, actor in enumerate(actors):
-        guesses: Counter[Hashable] = Counter()
         ordered = sorted(
             actor.uses, key=lambda use: (use.created_at, use.first_call if use.first_call is not None else 2**62)
         )
         for use in ordered:
-            use.key = _key(actor, use, guesses)
+            use.key = _key(actor, use)
             listed = actor.segments[0].members.get(use.name)
             if use.rank is None and listed is not None and actor.rank in listed:
                 use.rank = listed.index(actor.rank)
+            if use.key is not None:
+                by_key.setdefault(use.key, []).append((number, use))
+            else:
+                (splits if use.parent is not None else guessed).append((number, use))
+    guess_keys(actors, guessed, by_key, doubts, unmatched)
+    joined = {id(use) for members in by_key.values() for _, use in members}
+    for number, use in guessed:
+        if use.key is not None and id(use) not in joined:
             by_key.setdefault(use.key, []).append((number, use))
+    for number, use in splits:  # a parent's key is known before its children's, which were created later
+        parent = use.parent.key if use.parent is not None and use.parent.key is not None else None
+        use.key = ("split", parent, use.ordinal, use.color)
+        by_key.setdefault(use.key, []).append((number, use))
     _add_silent_members(actors, by_key)
+    _add_processes_to_whole_guesses(actors, by_key)
     _add_members_of_unlisted_groups(actors, by_key, doubts)
     communicators: list[Communicator] = []
     uses: list[list[tuple[int, CommUse]]] = []
-    unmatched: list[str] = []
-    for key, members in by_key.items():
+    for key, group in by_key.items():
         assert isinstance(key, tuple)
-        for group in _complementary(key, members, actors, doubts, unmatched):
-            size = max((use.size or 0 for _, use in group), default=0) or len(group)
-            ranks = {
-                number: use.rank if use.rank is not None else position
-                for position, (number, use) in enumerate(sorted(group, key=lambda one: one[0]))
-            }
-            for _, use in group:
-                use.comm = len(communicators)
-            communicators.append(Communicator(name=_comm_name(key, group, len(communicators)), size=size, ranks=ranks))
-            uses.append(group)
-            how[_HOW[key[0]]] += 1
+        size = max((use.size or 0 for _, use in group), default=0)
+        size = size or (key[1] if key[0] == "guess" else len(group))
+        for _, use in group:
+            use.comm = len(communicators)
+        communicators.append(
+            Communicator(name=_comm_name(key, group, len(communicators)), size=size, ranks=_ranks_of(group))
+        )
+        uses.append(group)
+        how[_HOW[key[0]]] += 1
     return communicators, uses, tuple(f"{count} by {text}" for text, count in how.items()), unmatched
+
+
+def _ranks_of(group: Sequence[tuple[int, CommUse]]) -> dict[int, int]:
+    """Each actor's rank in a communicator; those that no line tells take the free ones in the order of actors."""
+    taken = {use.rank for _, use in group if use.rank is not None}
+    free = (rank for rank in range(2 * len(group) + 1) if rank not in taken)
+    ordered = sorted(group, key=lambda one: one[0])
+    return {number: use.rank if use.rank is not None else next(free) for number, use in ordered}
 
 
 def _add_silent_members(actors: Sequence[Actor], by_key: dict[Hashable, list[tuple[int, CommUse]]]) -> None:
@@ -373,6 +448,19 @@ def _add_silent_members(actors: Sequence[Actor], by_key: dict[Hashable, list[tup
                 use = CommUse(name=str(group[0][1].name), size=len(listed), rank=listed.index(rank), key=key, number=-1)
                 actors[numbers[0]].uses.append(use)
                 group.append((numbers[0], use))
+
+
+def _add_processes_to_whole_guesses(actors: Sequence[Actor], by_key: dict[Hashable, list[tuple[int, CommUse]]]) -> None:
+    """A guessed communicator as large as the number of processes holds all of them, also those that never used it."""
+    for key, group in by_key.items():
+        if not isinstance(key, tuple) or key[0] != "guess" or key[1] != len(actors):
+            continue
+        present = {number for number, _ in group}
+        for number, actor in enumerate(actors):
+            if number not in present:
+                use = CommUse(name="", size=key[1], key=key, number=-1)
+                actor.uses.append(use)
+                group.append((number, use))
 
 
 def _add_members_of_unlisted_groups(
@@ -404,12 +492,12 @@ _HOW = {
     "id": "the id that every member prints",
     "name": "the process group's name",
     "split": "(parent, split number, colour)",
-    "created": "size and order of creation, a guess",
-    "seen": "size and order of first use, a guess",
+    "guess": "size and agreement of the calls, a guess",
 }
 
 
-def _key(actor: Actor, use: CommUse, guesses: "Counter[Hashable]") -> Hashable:
+def _key(actor: Actor, use: CommUse) -> Hashable:
+    """What identifies a communicator on all ranks; None for the child of a split, and where nothing does."""
     if actor.segments[0].format == "nsys":  # the communicator's hash is its name, whether its creation was seen or not
         return ("id", use.name)
     if use.comm_id is not None:
@@ -417,62 +505,14 @@ def _key(actor: Actor, use: CommUse, guesses: "Counter[Hashable]") -> Hashable:
     if actor.segments[0].format != "nccl-log":
         members = actor.segments[0].members.get(use.name)
         return ("name", use.name, members if members is not None else use.size)
-    if use.parent is not None:
-        parent = use.parent.key if use.parent.key is not None else ("seen", use.parent.size, 0)
-        return ("split", parent, use.ordinal, use.color)
-    kind = "created" if use.created_at >= 0 else "seen"
-    guess = (kind, use.size)
-    guesses[guess] += 1
-    return (*guess, guesses[guess] - 1)
+    return None
 
 
-def _complementary(
-    key: tuple[Any, ...],
-    members: list[tuple[int, CommUse]],
-    actors: Sequence[Actor],
-    doubts: list[tuple[str, str, str]],
-    unmatched: list[str],
-) -> list[list[tuple[int, CommUse]]]:
-    """One group per communicator. A guessed key may hold several of one size: they are told apart by their ranks."""
-    if key[0] in {"id", "name", "split"}:
-        return [members]
-    size = members[0][1].size
-    what = "first use" if key[0] == "seen" else "creation"
-    if (
-        size is not None
-        and len(members) <= size
-        and len({use.rank for _, use in members if use.rank is not None}) in {0, len(members)}
-    ):
-        doubts.append(
-            (
-                "guessed-communicator",
-                f"a communicator of {size} ranks was matched by the order of {what}, because its log lines carry no id",
-                "capture with NCCL_DEBUG_SUBSYS=INIT,COLL and NCCL 2.18 or newer",
-            )
-        )
-        return [members]
-    if size is not None and size > 0:
-        blocks: dict[int, list[tuple[int, CommUse]]] = defaultdict(list)
-        for number, use in members:
-            blocks[(actors[number].rank or 0) // size].append((number, use))
-        fits = all(
-            use.rank is None or use.rank == (actors[number].rank or 0) % size
-            for block in blocks.values()
-            for number, use in block
-        )
-        if fits and all(len(block) <= size for block in blocks.values()):
-            doubts.append(
-                (
-                    "guessed-communicator",
-                    f"{len(blocks)} communicators of {size} ranks carry no id; neighbouring ranks were taken together",
-                    "capture with NCCL_DEBUG_SUBSYS=INIT,COLL and NCCL 2.18 or newer",
-                )
-            )
-            return list(blocks.values())
-    unmatched.append(
-        f"{len(members)} communicators of size {size} on {', '.join(actors[number].label for number, _ in members[:4])}"
-    )
-    return []
+def is_guess(key: Hashable) -> bool:
+    """Whether a communicator, or one that it was split from, was matched by a guess."""
+    if not isinstance(key, tuple):
+        return False
+    return key[0] == "guess" or (key[0] == "split" and (key[1] is None or is_guess(key[1])))
 
 
 def _comm_name(key: tuple[Any, ...], group: Sequence[tuple[int, CommUse]], number: int) -> str:
@@ -486,6 +526,8 @@ def _comm_name(key: tuple[Any, ...], group: Sequence[tuple[int, CommUse]], numbe
         return f"{use.name}{desc} ({size} ranks)"
     if key[0] == "split":
         return f"{letter} (split {use.ordinal} colour {use.color} of {_parent_letter(use)}, {size} ranks)"
+    if key[0] == "guess" and key[3]:
+        return f"{letter} (perhaps {key[1]} ranks)"
     return f"{letter} ({size} ranks)"
 
 

@@ -97,11 +97,7 @@ def _creation_order(case: Case) -> list[Cause]:
     for number, actor in enumerate(case.identity.actors):
         created = [use for use in actor.uses if use.created_at >= 0 and use.comm >= 0]
         orders[number] = [use.comm for use in sorted(created, key=lambda use: use.created_at)]
-    guessed = {
-        number
-        for number, one in enumerate(case.identity.uses)
-        if one and isinstance(one[0][1].key, tuple) and one[0][1].key[0] in {"created", "seen"}
-    }
+    guessed = {number for number in range(len(case.identity.uses)) if case.identity.guessed(number)}
     before: set[tuple[int, int]] = set()
     for order in orders.values():
         known = [comm for comm in order[:_MOST_CREATED] if comm not in guessed]

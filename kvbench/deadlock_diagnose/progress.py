@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvbench.collectives.summary import Progress, Remark
 from kvbench.collectives.watchdog import sequence_number
 from kvbench.deadlock_diagnose.advice import FIXES
-from kvbench.results.deadlock_diagnosis import Camp, Cause, Evidence, RankProgress, SuspectRank
+from kvbench.results.deadlock_diagnosis import Camp, Cause, Evidence, Finding, RankProgress, SuspectRank
 
 # Sizes of these may differ between ranks in a correct program.
 _UNEVEN = frozenset(
@@ -39,12 +39,18 @@ def progress_rows(progress: Sequence[Progress]) -> tuple[RankProgress, ...]:
             operation=op,
             enqueued=one.enqueued,
             completed=one.completed,
-            timed_out_at=one.timed_out.timed_out.seq_id if one.timed_out and one.timed_out.timed_out else None,
+            timed_out_at=_seq_id(one),
             place=one.place,
         )
         for (comm, op), ranks in _table(progress).items()
         for rank, one in sorted(ranks.items())
     )
+
+
+def _seq_id(rank: _Rank) -> int | None:
+    """The number of the call that a rank gave up on; old versions print none."""
+    call = rank.timed_out.timed_out if rank.timed_out is not None else None
+    return call.seq_id if call is not None and call.seq_id >= 0 else None
 
 
 def _label(rank: int) -> str:
@@ -53,31 +59,39 @@ def _label(rank: int) -> str:
 
 def _table(progress: Sequence[Progress]) -> dict[tuple[str, str], dict[int, _Rank]]:
     found: dict[tuple[str, str], dict[int, _Rank]] = defaultdict(dict)
-    for one in progress:
+    for one in _named(progress):
         rank = found[one.comm, one.op].setdefault(one.rank if one.rank is not None else _NOT_A_RANK, _Rank())
         if one.enqueued is not None:
+            rank.place = one.place if rank.enqueued is None else rank.place
             rank.enqueued = max(one.enqueued, rank.enqueued if rank.enqueued is not None else one.enqueued)
         if one.completed is not None:
             rank.completed = max(one.completed, rank.completed if rank.completed is not None else one.completed)
         if one.timed_out is not None and rank.timed_out is None:
             rank.timed_out = one
         rank.place = rank.place or one.place
-    return _joined(found)
-
-
-def _joined(found: dict[tuple[str, str], dict[int, _Rank]]) -> dict[tuple[str, str], dict[int, _Rank]]:
-    """Timeout lines of some versions name no group while the status line does; with one named group they are its."""
-    named = [key for key in found if key[0]]
-    if ("", "") not in found or len(named) != 1:
-        return dict(found)
-    target = found[named[0]]
-    for rank, one in found.pop(("", "")).items():
-        into = target.setdefault(rank, _Rank())
-        into.timed_out = into.timed_out or one.timed_out
-        into.enqueued = into.enqueued if into.enqueued is not None else one.enqueued
-        into.completed = into.completed if into.completed is not None else one.completed
-        into.place = into.place or one.place
     return dict(found)
+
+
+def _named(progress: Sequence[Progress]) -> list[Progress]:
+    """Timeout lines of some versions name no group: each gets that of the status line of the same rank and number.
+
+    Where groups are named, what belongs to none of them is left out: it may be of any group.
+    """
+    groups: dict[tuple[int | None, int], set[str]] = defaultdict(set)
+    for one in progress:
+        if one.comm and one.failed_at is not None:
+            groups[one.rank, one.failed_at].add(one.comm)
+    names = {one.comm for one in progress if one.comm and one.op == ""}
+    found = []
+    for one in progress:
+        if one.comm or one.op or not names:
+            found.append(one)
+            continue
+        seq_id = one.timed_out.seq_id if one.timed_out is not None else -1
+        own = groups.get((one.rank, seq_id), names if len(names) == 1 else set())
+        if len(own) == 1:
+            found.append(one._replace(comm=next(iter(own))))
+    return found
 
 
 def progress_causes(progress: Sequence[Progress], remarks: Sequence[Remark], *, source: str) -> tuple[Cause, ...]:
@@ -91,8 +105,62 @@ def progress_causes(progress: Sequence[Progress], remarks: Sequence[Remark], *, 
             or _out_of_step(comm, known, source)
         )
         causes += [found] if found is not None else []
+    if not causes:
+        causes = _silent(progress, remarks, source)
     return tuple(
         sorted(causes, key=lambda cause: (cause.strength != "certain", cause.index if cause.index is not None else 0))
+    )
+
+
+def _silent(progress: Sequence[Progress], remarks: Sequence[Remark], source: str) -> list[Cause]:
+    """Ranks below the highest that say nothing while all others gave up on one call of the group of all ranks."""
+    heard = {one.rank for one in progress if one.rank is not None}
+    heard |= {one.rank for one in remarks if one.rank is not None}
+    absent = sorted(set(range(max(heard, default=-1) + 1)) - heard)
+    tables = _table(progress)
+    if not absent or len(tables) != 1:
+        return []
+    (comm, _), ranks = next(iter(tables.items()))
+    waiting = sorted(rank for rank, one in ranks.items() if rank != _NOT_A_RANK and one.timed_out is not None)
+    calls = {one.timed_out.timed_out for one in ranks.values() if one.timed_out is not None and one.timed_out.timed_out}
+    if len(waiting) < 2 or len({(call.op, call.seq_id) for call in calls}) != 1:
+        return []
+    call = next(iter(calls))
+    number = f" #{call.seq_id}" if call.seq_id >= 0 else ""
+    who, others = _some(absent), _some(waiting)
+    text = (
+        f"{who} print{'s' if len(absent) == 1 else ''} nothing while {others} wait in {call.op}{number} of "
+        f"{comm or 'the process group'}: not entered there, or the output is not in this input"
+    )
+    camps = (
+        Camp(did=f"waits in {call.op}{number}", ranks=tuple(map(_label, waiting))),
+        Camp(did="prints nothing", ranks=tuple(map(_label, absent))),
+    )
+    suspects = [SuspectRank(rank=_label(rank), reason="prints nothing while the others wait") for rank in absent]
+    place = ranks[waiting[0]].place
+    index = call.seq_id if call.seq_id >= 0 else None
+    return [_cause("not-entered", "possible", text, comm, index, camps, suspects, [place], [camps[0].did], source, ())]
+
+
+def _some(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return ", ".join(map(_label, ranks[:4])) + more
+
+
+def stuck_groups(progress: Sequence[Progress]) -> Finding | None:
+    """A finding where every rank gave up in two groups or more: the order across them may be the cause."""
+    stuck = {
+        comm: places
+        for (comm, _), ranks in _table(progress).items()
+        if comm and len(places := [one.place for one in ranks.values() if _seq_id(one) is not None]) == len(ranks) > 1
+    }
+    if len(stuck) < 2:
+        return None
+    return Finding(
+        code="several-groups-stuck",
+        message=f"all ranks gave up in {', '.join(list(stuck)[:4])}, as they do when these are entered in two orders",
+        remedy="record the order of the calls: NCCL_DEBUG_SUBSYS=INIT,CALL or a flight-recorder dump",
+        evidence=tuple(Evidence(place=places[0], text="") for places in list(stuck.values())[:3]),
     )
 
 
@@ -249,8 +317,9 @@ def _out_of_step(comm: str, ranks: dict[int, _Rank], source: str) -> Cause | Non
             ranks=tuple(map(_label, ahead)),
         ),
     )
+    wait = "waits" if len(behind) == 1 else "wait"
     text = (
-        f"{', '.join(camps[0].ranks[:4])} wait in #{low} of {comm or 'the process group'}, "
+        f"{', '.join(camps[0].ranks[:4])} {wait} in #{low} of {comm or 'the process group'}, "
         f"which {', '.join(camps[1].ranks[:4])} had finished: "
         "the sequences do not stand for the same calls from there on, or earlier"
     )

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.collectives.nccl_lines import P2P
+from kvbench.collectives.nccl_lines import P2P, ROOTED
 from kvbench.collectives.summary import Kind
-from kvbench.core.collectives import Call, Communicator, Signature, number_calls
+from kvbench.core.collectives import Call, Communicator, Instance, Signature, conflict, number_calls
 from kvbench.core.deadlock import Analysis, analyse
+from kvbench.core.firing import cycles, fire
 from kvbench.deadlock_diagnose.identity import Actor, Identity
 from kvbench.deadlock_diagnose.records import RankRecords, Tables
 
@@ -29,6 +30,7 @@ PIECE = 256
 FIRST_WINDOW = 16_384
 TAIL_WINDOW = 50_000
 _SHIFTS = 64
+EXPLICIT = frozenset({"CALL", "NVTX"})  # sources that show groups
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,13 +44,14 @@ class Window:
     streams_known: bool
     notes: list[tuple[str, str, str]]
     open_groups: list[tuple[int, int]]
+    cycle_if_ungrouped: bool = False
 
 
 def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Window:
     """Finds the calls that matter and analyses them."""
     tables = Tables()
     ranks = [RankRecords(actor, tables) for actor in identity.actors]
-    partial = any(actor.segments[0].partial for actor in identity.actors)
+    partial = any(actor.lost_beginning for actor in identity.actors)
     notes: list[tuple[str, str, str]] = []
     iterators = [rank.chunks(CHUNK) for rank in ranks]
     skipped_chunks, held = 0, [next(iterator, None) for iterator in iterators]
@@ -68,10 +71,10 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
         builder.align_tails(notes)
     if longest <= tail_window:
         programs = builder.programs([0] * len(rest), None)
-        analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+        analysis = builder.analyse(programs)
         return builder.window(programs, analysis, skipped, notes)
     programs = builder.programs([0] * len(rest), FIRST_WINDOW)
-    analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+    analysis = builder.analyse(programs)
     if any(cause.kind not in {"not-entered", "host-cycle", "p2p-unmatched"} for cause in analysis.causes):
         notes.append(
             (
@@ -86,7 +89,7 @@ def build_window(identity: Identity, *, tail_window: int = TAIL_WINDOW) -> Windo
         return builder.window(programs, analysis, skipped, notes)
     starts = builder.consistent_cut(builder.before_divergence(tail_window))
     programs = builder.programs(starts, None)
-    analysis = analyse(programs, identity.communicators, streams_known=builder.streams_known)
+    analysis = builder.analyse(programs)
     notes.append(
         (
             "order-window",
@@ -169,6 +172,21 @@ def _rest(
     return tuple(np.concatenate([part[column] for part in parts]) for column in range(3))  # type: ignore[return-value]
 
 
+def _end_alignment(base: "Ints", one: "Ints") -> tuple[int, bool]:
+    """Where `one` begins in `base`, judged from their ends, and whether another place fits as well."""
+    import numpy as np
+
+    best: list[tuple[int, int, int]] = []
+    for shift in sorted(range(-_SHIFTS, _SHIFTS + 1), key=abs):
+        start = len(base) - len(one) + shift
+        low, high = max(start, 0), min(start + len(one), len(base))
+        if high - low > 0:
+            different = int(np.count_nonzero(base[low:high] != one[low - start : high - start]))
+            best.append((different + abs(shift), abs(shift), start))  # what hangs over at the end agrees with nothing
+    cost, _, start = min(best)
+    return start, sum(1 for other in best if other[0] == cost) > 1
+
+
 class _Builder:
     """Turns arrays into numbered calls, from a cut on."""
 
@@ -183,7 +201,7 @@ class _Builder:
         self.identity = identity
         self.ranks = ranks
         self.tables = tables
-        self.rest = rest
+        self.rest = list(rest)
         self.first_index: list[dict[int, int]] = [{comm: count + 1 for comm, count in before.items()} for _ in rest]
         self.open_groups: list[tuple[int, int]] = []
         self.streams_known = self._streams_known()
@@ -229,8 +247,6 @@ class _Builder:
 
     def align_tails(self, notes: list[tuple[str, str, str]]) -> None:
         """Finds how sequences that begin somewhere in a run stand against each other, from their ends."""
-        import numpy as np
-
         ambiguous = 0
         for comm, communicator in enumerate(self.identity.communicators):
             sequences = {}
@@ -238,33 +254,41 @@ class _Builder:
                 mine, signature, _ = self.rest[program]
                 sequences[program] = signature[(mine == comm) & ~self.tables.p2p[signature]]
             known = {program: one for program, one in sequences.items() if len(one)}
-            if len(known) < 2:
+            if not any(self.ranks[program].actor.lost_beginning for program in known):
                 continue
-            reference = max(known, key=lambda program: len(known[program]))
-            base = known[reference]
+            whole = [program for program in known if not self.ranks[program].actor.lost_beginning]
+            reference = max(whole or known, key=lambda program: len(known[program]))
+            starts = {}
             for program, one in known.items():
-                if program == reference:
-                    self.first_index[program][comm] = 10**6
-                    continue
-                best: list[tuple[int, int, int]] = []
-                for shift in sorted(range(-_SHIFTS, _SHIFTS + 1), key=abs):
-                    start = len(base) - len(one) + shift
-                    low, high = max(start, 0), min(start + len(one), len(base))
-                    if high - low <= 0:
-                        continue
-                    different = int(np.count_nonzero(base[low:high] != one[low - start : high - start]))
-                    best.append((different, abs(shift), start))
-                different, _, start = min(best)
-                ambiguous += sum(1 for other in best if other[0] == different) > 1
-                self.first_index[program][comm] = 10**6 + start
+                start, unsure = _end_alignment(known[reference], one)
+                starts[program] = 0 if program in whole else start
+                ambiguous += program != reference and unsure
+            self._drop_before_common_start(comm, starts, numbered=bool(whole))
         notes.append(
             (
                 "tail-alignment",
-                "only the end of each file was read, so calls were numbered by matching the ends of the sequences"
+                "the beginning of some files was not read or is lost, so their calls were matched from the ends of the "
+                "sequences, and numbers count from the first call that all members still hold unless a whole log tells"
                 + (f"; {ambiguous} of them match in more than one way and the nearest was taken" if ambiguous else ""),
-                "run again without --tail-bytes for a proof",
+                "give the whole logs, without --tail-bytes, for a proof",
             )
         )
+
+    def _drop_before_common_start(self, comm: int, starts: Mapping[int, int], *, numbered: bool) -> None:
+        """Forgets calls that some member's file no longer holds; numbers are the run's where a whole log tells."""
+        import numpy as np
+
+        floor = max(starts.values())
+        for program, start in starts.items():
+            self.first_index[program][comm] = floor + 1 if numbered else 1
+            surplus = self._collectives(program, comm)[: floor - start]
+            keep = np.ones(len(self.rest[program][0]), dtype=bool)
+            keep[surplus] = False
+            self.rest[program] = (
+                self.rest[program][0][keep],
+                self.rest[program][1][keep],
+                self.rest[program][2][keep],
+            )
 
     def before_divergence(self, tail: int) -> list[int]:
         """Where to start in each rank: before the first mismatch of a communicator, else `tail` calls from the end."""
@@ -359,7 +383,7 @@ class _Builder:
         self, number: int, rank: RankRecords, comm: list[int], signature: list[int], record: list[int]
     ) -> list[Call]:
         kinds = _kinds_at(rank.actor, record)
-        explicit = bool({"CALL", "NVTX"} & rank.sources)
+        explicit = bool(EXPLICIT & rank.sources)
         groups = _groups(comm, kinds, explicit)
         rows = []
         for one, which, position, kind, group in zip(comm, signature, record, kinds, groups, strict=True):
@@ -378,6 +402,56 @@ class _Builder:
             rows, program=number, communicators=self.identity.communicators, first_index=self.first_index[number]
         )
 
+    def analyse(self, programs: list[list[Call]]) -> Analysis:
+        """Analyses what had not completed: a call that completed met its partners, whatever order it was issued in."""
+        fired = self._completed(programs)
+        if fired:
+            programs = [[call for call in calls if call.instance not in fired] for calls in programs]
+        return analyse(programs, self.identity.communicators, streams_known=self.streams_known)
+
+    def _completed(self, programs: Sequence[Sequence[Call]]) -> set[Instance]:
+        """Instances that ran: one member's completed, and up to it all members entered alike.
+
+        A rooted call may complete on its root before the others enter, so it needs all its members.
+        """
+        done = [_completed_records(rank.actor) for rank in self.ranks]
+        if not any(done):
+            return set()
+        entered: dict[Instance, dict[int, Call]] = defaultdict(dict)
+        for program, calls in enumerate(programs):
+            for call in calls:
+                entered[call.instance][program] = call
+        last: dict[int, int] = {}
+        fired: set[Instance] = set()
+        for instance, calls_ in entered.items():
+            completed = sum(call.position in done[program] for program, call in calls_.items())
+            everyone = completed == len(calls_)
+            if instance.is_p2p:
+                if everyone and len(calls_) > 1:
+                    fired.add(instance)
+            elif everyone or (completed and next(iter(calls_.values())).signature.op not in ROOTED):
+                last[instance.comm] = max(last.get(instance.comm, 0), instance.index)
+        for instance in sorted(one for one in entered if not one.is_p2p):
+            comm, members = instance.comm, self.identity.communicators[instance.comm].ranks
+            calls_ = entered[instance]
+            if instance.index > last.get(comm, 0):
+                continue
+            if len(calls_) < len(members) or conflict({one: call.signature for one, call in calls_.items()}):
+                last[comm] = 0  # from the first difference on, nothing of this communicator is taken as done
+            else:
+                fired.add(instance)
+        return fired
+
+    def _cycle_if_ungrouped(self, programs: Sequence[Sequence[Call]]) -> bool:
+        """Whether Sends and Recvs that were taken as groups, since COLL lines show none, would deadlock one by one."""
+        if any(rank.sources - {"COLL"} for rank in self.ranks) or not self.streams_known:
+            return False
+        if not any(call.instance.is_p2p for calls in programs for call in calls):
+            return False
+        alone = [[call._replace(group=0) if call.instance.is_p2p else call for call in calls] for calls in programs]
+        residue = fire(alone, self.identity.communicators, queues="streams")
+        return bool(cycles(residue.waits, issued=True))
+
     def window(
         self, programs: list[list[Call]], analysis: Analysis, skipped: list[int], notes: list[tuple[str, str, str]]
     ) -> Window:
@@ -389,7 +463,20 @@ class _Builder:
             streams_known=self.streams_known,
             notes=notes,
             open_groups=self.open_groups,
+            cycle_if_ungrouped=not analysis.causes and self._cycle_if_ungrouped(programs),
         )
+
+
+def _completed_records(actor: Actor) -> set[int]:
+    """Numbers of an actor's records whose state says that the call completed; only flight recorders tell."""
+    found: set[int] = set()
+    if not any(kind.get("state") == "completed" for segment in actor.segments for kind in segment.kinds):
+        return found
+    for at, segment, ids in actor.records():
+        complete = {number for number, kind in enumerate(segment.kinds) if kind.get("state") == "completed"}
+        if complete:
+            found.update(at + offset for offset, number in enumerate(ids.tolist()) if number in complete)
+    return found
 
 
 def _kinds_at(actor: Actor, records: list[int]) -> list[Kind]:

@@ -54,6 +54,7 @@ def _cause_lines(cause: Cause) -> tuple[str, ...]:
     lines += [f"suspect {one.rank}: {one.reason}" for one in cause.suspects[:8]]
     if not cause.suspects:
         lines.append(f"no suspect: {cause.no_suspect_reason}")
+    lines += [f"doubt: {doubt}" for doubt in cause.doubts]
     lines += [f"{one.place}  {one.text}".rstrip() for one in cause.evidence]
     lines.append(f"fix: {cause.fix}")
     return tuple(lines)
@@ -238,7 +239,7 @@ def _progress_table(result: DeadlockDiagnosis) -> TextTable:
 
 
 def _number(value: int | None) -> str:
-    return "" if value is None else f"{value}"
+    return "" if value is None else f"{value}" if value >= 0 else "none"
 
 
 def _input_tables(result: DeadlockDiagnosis) -> tuple[TextTable, ...]:

@@ -44,7 +44,10 @@ class SuspectRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One root of the hang. `model` names the queues that show it: of streams, of host order, or one communicator's."""
+    """One root of the hang. `model` names the queues that show it: of streams, of host order, or one communicator's.
+
+    `doubts` says why it is possible and not certain, where more than the queues decide that.
+    """
 
     kind: str
     strength: Strength
@@ -60,6 +63,7 @@ class Cause:
     evidence: tuple[Evidence, ...]
     fix: str
     source: str
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.core.errors import KvbenchError
 from kvbench.deadlock_diagnose.diagnose import Diagnosed, diagnose
 from kvbench.results.deadlock_diagnosis import DeadlockDiagnosis
 from tests.deadlock_diagnose.programs import (
@@ -322,7 +323,7 @@ def test_members_without_data_are_unseen_and_not_missing(tmp_path: Path) -> None
     found = read(tmp_path)
     assert found.status == "no-divergence"
     assert found.communicators[0].num_unseen == 1
-    assert "1 members of communicators left no data" in found.verdict[1]
+    assert "1 member of a communicator left no data" in found.verdict[1]
 
 
 def test_one_process_that_drives_two_gpus_is_two_ranks(tmp_path: Path) -> None:
@@ -527,7 +528,7 @@ def test_one_rank_that_issued_more_than_all_others_has_an_extra_call(tmp_path: P
 def test_sequence_numbers_far_apart_are_named(tmp_path: Path) -> None:
     lines = [watchdog_line(rank, 96120 if rank else 90000, "ALLREDUCE", 8, "2.0") for rank in range(8)]
     write(tmp_path, err="\n".join(lines) + "\n")
-    assert "rank 0 wait in #90000" in read(tmp_path).verdict[0]
+    assert "rank 0 waits in #90000" in read(tmp_path).verdict[0]
 
 
 def test_the_wording_of_1_13_is_read_though_it_has_no_sequence_number(tmp_path: Path) -> None:
@@ -716,3 +717,121 @@ def test_the_end_of_each_file_gives_a_first_answer(tmp_path: Path) -> None:
     assert found.diagnosis.causes[0].kind == "field-mismatch"
     assert [one.rank for one in found.diagnosis.causes[0].suspects] == ["rank 2"]
     assert "tail-alignment" in {one.code for one in found.warnings}
+
+
+# ---- completed calls
+
+
+def complete(folder: Path, *, but: dict[int, int] | None = None) -> None:
+    """Sets the state of every entry, but for some at the end of a rank's dump."""
+    for path in sorted(folder.glob("trace_rank_*.json")):
+        dump = json.loads(path.read_text())
+        last = len(dump["entries"]) - (but or {}).get(int(path.stem.rpartition("_")[2]), 0)
+        for entry in dump["entries"][:last]:
+            entry["state"] = "completed"
+        path.write_text(json.dumps(dump))
+
+
+def test_an_inverted_order_whose_calls_completed_is_no_divergence(tmp_path: Path) -> None:
+    write_flight_recorder(seed_case(), tmp_path, as_json=True)
+    assert read(tmp_path).status == "divergence"
+    complete(tmp_path)
+    assert read(tmp_path).status == "no-divergence"
+
+
+def test_after_an_inversion_that_completed_the_true_fault_is_named(tmp_path: Path) -> None:
+    world = seed_case()
+    world.programs[0].append(GATHER)
+    write_flight_recorder(world, tmp_path, as_json=True)
+    complete(tmp_path, but={0: 1})
+    cause = read(tmp_path).causes[0]
+    assert (cause.kind, cause.index) == ("not-entered", 8)
+    assert cause.camps[-1].ranks == ("rank 1",) or cause.camps[0].ranks == ("rank 1",)
+
+
+# ---- watchdog text of several groups, and silent ranks
+
+
+def group_lines(rank: int, group: str, seq: int, op: str) -> list[str]:
+    """A timeout, which names no group, and the status that follows it, as torch 2.7 prints them."""
+    head = f"[rank{rank}]:[E626 16:48:25.540243900 ProcessGroupNCCL.cpp:2271] "
+    return [
+        watchdog_line(rank, seq, op, 8, "2.7"),
+        (
+            f"{head}[PG ID 1 PG GUID {group} Rank {rank}]  failure detected by watchdog at work sequence "
+            f"id: {seq} PG status: last enqueued work: {seq}, last completed work: {seq - 1}"
+        ),
+    ]
+
+
+def test_watchdogs_of_independent_groups_are_not_compared(tmp_path: Path) -> None:
+    groups = [(0, "3(tp)", 100), (1, "3(tp)", 100), (2, "4(tp)", 101), (3, "4(tp)", 101)]
+    lines = [line for rank, name, seq in groups for line in group_lines(rank, name, seq, "ALLREDUCE")]
+    write(tmp_path, err="\n".join(lines) + "\n")
+    found = read(tmp_path)
+    assert found.status == "no-divergence"
+    assert {one.communicator for one in found.progress} == {"3(tp)", "4(tp)"}
+
+
+def test_ranks_that_gave_up_in_two_groups_are_told_what_that_looks_like(tmp_path: Path) -> None:
+    calls = [("1(cache)", 5, "BROADCAST"), ("0(default_pg)", 12, "ALLREDUCE")]
+    lines = [line for rank in (0, 1) for one in calls[:: 1 - 2 * rank] for line in group_lines(rank, *one)]
+    write(tmp_path, err="\n".join(lines) + "\n")
+    found = read(tmp_path)
+    assert not found.causes
+    assert "several-groups-stuck" in {one.code for one in found.findings}
+
+
+@pytest.mark.parametrize("era", ["1.13", "2.0"])
+def test_a_rank_that_says_nothing_while_the_others_give_up_is_named(tmp_path: Path, era: str) -> None:
+    lines = [watchdog_line(rank, 77, "ALLREDUCE", 8, era) for rank in (0, 1, 3)]
+    write(tmp_path, err="\n".join(lines) + "\n")
+    found = read(tmp_path)
+    assert (found.causes[0].kind, found.causes[0].strength) == ("not-entered", "possible")
+    assert [one.rank for one in found.causes[0].suspects] == ["rank 2"]
+    assert "#-1" not in found.verdict[0]
+    assert {one.timed_out_at for one in found.progress} == ({None} if era == "1.13" else {77})
+
+
+# ---- words
+
+
+def test_one_run_without_a_world_gets_one_rank_each(tmp_path: Path) -> None:
+    a, b, c = (Op(comm=number, count=100 + number) for number in range(3))
+    write_logs(World(comms=[(0, 1), (1, 2), (0, 2)], programs=[[a, c], [b, a], [c, b]]), tmp_path)
+    found = read(tmp_path)
+    assert [one.rank for one in found.ranks] == ["rank 0", "rank 1", "rank 2"]
+    assert "run 1" not in found.verdict[0]
+    assert "mixed-runs" not in {one.code for one in full(tmp_path).warnings}
+
+
+def test_an_assumed_group_is_said_to_be_assumed(tmp_path: Path) -> None:
+    world = one_comm([p2p("Send", 1), p2p("Recv", 1)], [p2p("Send", 0), p2p("Recv", 0)])
+    FORMATS["coll"](world, tmp_path)
+    found = read(tmp_path)
+    assert found.status == "no-divergence"
+    assert "assumed to be one group" in found.verdict[1]
+    assert "ungrouped, their order is a cycle" in found.verdict[1]
+
+
+def test_few_calls_are_said_to_be_few(tmp_path: Path) -> None:
+    FORMATS["coll"](one_comm([REDUCE], [REDUCE]), tmp_path)
+    found = read(tmp_path)
+    assert "all 2 ranks entered the same 1 call each on 1 communicator, " in found.verdict[0]
+    assert "CUDA graphs" in found.verdict[1]
+
+
+def test_a_call_missing_among_equal_ones_may_be_any_of_them(tmp_path: Path) -> None:
+    FORMATS["coll"](one_comm([GATHER, *[REDUCE] * 5, GATHER], [GATHER, *[REDUCE] * 4, GATHER]), tmp_path)
+    assert "one of #2–#6" in read(tmp_path).verdict[0]
+
+
+def test_four_ranks_with_four_values_are_not_said_to_be_two_sides(tmp_path: Path) -> None:
+    FORMATS["coll"](one_comm(*[[replace(REDUCE, count=10 + rank), GATHER] for rank in range(4)]), tmp_path)
+    assert read(tmp_path).causes[0].no_suspect_reason == "every rank has its own value: no majority"
+
+
+def test_text_without_a_known_line_is_unreadable(tmp_path: Path) -> None:
+    write(tmp_path, junk="hello\nworld\n")
+    with pytest.raises(KvbenchError, match=r"junk\.log: holds no line or record of a known kind"):
+        read(tmp_path)
