@@ -2,11 +2,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.results.document import Document, new_document
 from kvbench.results.host import Host
 from kvbench.results.host_paths import HostPaths, Limit, MeasuredPath, TransferSample
+
+# A deadline per example would fail a correct test on a machine whose CPUs others share; whole suites are bounded instead.
+settings.register_profile("kvbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvbench")
 
 SYNTHETIC = Origin(provenance="synthetic", source="made up for a test")
 

@@ -21,7 +21,7 @@ from tests.topo.shared_texts import DATA
 
 SAMPLES = sorted(path for path in DATA.iterdir() if path.name != "README.md")
 TOPOLOGIES = [path for path in SAMPLES if path.suffix in {".txt", ".csv", ".xml"} and path.name != "gdsio.txt"]
-FUZZ = settings(max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=150, deadline=5000, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read_or_refuse(text: str) -> None:
