@@ -9,7 +9,7 @@ from kvbench.results.document import Document, new_document
 from kvbench.results.host import Host
 from kvbench.results.host_paths import HostPaths, Limit, MeasuredPath, TransferSample
 
-# A deadline per example would fail a correct test on a machine whose CPUs others share; whole suites are bounded instead.
+# A deadline per example would fail a correct test on a machine whose CPUs others share; what is bounded is the run.
 settings.register_profile("kvbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvbench")
 
