@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from kvbench.catalogue.models import CatalogueEntry
 from kvbench.core.errors import UsageError
@@ -23,19 +23,7 @@ RankWork = Literal["exact", "even"]
 LOCAL_STORAGE = ("file", "nvme", "ssd", "disk")
 SHARED_TIERS = ("file", "nvme", "ssd", "disk", "remote", "s3", "redis", "mooncake", "nfs")
 
-_LIMIT_NAMES: tuple[LimitName, ...] = (
-    "pcie",
-    "uplink",
-    "ranks_per_uplink",
-    "host_total",
-    "home_socket",
-    "inter_socket",
-    "sockets",
-    "collective",
-    "alpha_h2d",
-    "alpha_collective",
-    "storage_total",
-)
+_LIMIT_NAMES: tuple[LimitName, ...] = get_args(LimitName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -152,7 +153,7 @@ def _forward(model: TruncatedModel, device: str, clock: "_Clock", tokens: int) -
     return seconds, layer_seconds, finite
 
 
-class _Clock:
+class _Clock(ABC):
     """Times a forward and each of its layers through hooks on the layers."""
 
     def __init__(self, model: TruncatedModel) -> None:
@@ -179,14 +180,14 @@ class _Clock:
         layers = [self._between(begin, end) for begin, end in zip(inner[::2], inner[1::2], strict=True)]
         return self._between(self._marks[0], self._marks[-1]), layers
 
-    def _now(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _now(self) -> Any: ...
 
-    def _between(self, begin: Any, end: Any) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def _between(self, begin: Any, end: Any) -> float: ...
 
-    def _settle(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _settle(self) -> None: ...
 
 
 class _CpuClock(_Clock):

@@ -1,6 +1,7 @@
 """Pinned host memory and device memory for one GPU, and what every CUDA execution does with them."""
 
 import ctypes
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Way:
     stream: Any
 
 
-class CudaPools:
+class CudaPools(ABC):
     """Pools on both sides, a stream per way, and the clock. Subclasses say how bytes get onto a stream."""
 
     pinned = True
@@ -101,13 +102,13 @@ class CudaPools:
         del prepared
         return 1
 
+    @abstractmethod
     def plan_way(self, segments: Segments, way: Way) -> Any:
         """What `enqueue` needs, made outside the clock."""
-        raise NotImplementedError
 
+    @abstractmethod
     def enqueue(self, prepared: Any, way: Way) -> None:
         """Puts the copies of one way onto its stream."""
-        raise NotImplementedError
 
     def prepare(self, segments: Segments) -> list[Any]:
         return [self.plan_way(segments, way) for way in self.ways]
