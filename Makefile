@@ -64,5 +64,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "make: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv"; exit 1; }
 	@echo "Installing kvbench and its tested dependencies into $(VENV) (torch is among them: the first time takes minutes)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,torch,plot]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,torch,plot,s3,redis,etcd,mooncake,nixl]' -c constraints.txt
 	@touch $@

@@ -104,7 +104,7 @@ def _opened(plan: CopyCase, pool_bytes: int, device: int) -> Execution:
 
 
 def _devices(plan: CopyCase) -> list[int]:
-    from kvbench.probes.cuda_runtime import no_gpu_reason, num_devices
+    from kvbench.tiers.cuda_runtime import no_gpu_reason, num_devices
 
     reason = no_gpu_reason()
     if reason is not None:
@@ -116,7 +116,7 @@ def _devices(plan: CopyCase) -> list[int]:
 
 
 def _near_node(device: int) -> int | None:
-    from kvbench.probes.cuda_runtime import device_numa_node
+    from kvbench.tiers.cuda_runtime import device_numa_node
 
     return device_numa_node(device)
 

@@ -13,7 +13,11 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.units import MIB, format_bytes, seconds_from_ns
 from kvbench.probes.affinity import disk_numa_node, stay_on_node
 from kvbench.probes.device_memory import PAGE_BYTES, random_bytes_into
-from kvbench.probes.file_engines.base import (
+from kvbench.probes.load_sources import warn_direct_refused
+from kvbench.probes.machine import filesystem_kind, huge_page_bytes, runs_in_a_virtual_machine
+from kvbench.probes.scratch_file import MEMORY_FILESYSTEMS, ScratchFile, scratch_file, usable_file_bytes
+from kvbench.probes.turns import monotonic, turns
+from kvbench.tiers.file_engines.base import (
     Blocks,
     EngineSettings,
     EngineUnavailableError,
@@ -21,12 +25,8 @@ from kvbench.probes.file_engines.base import (
     aligned_buffer,
     slot_bytes_for,
 )
-from kvbench.probes.file_engines.registry import open_engine
-from kvbench.probes.load_sources import warn_direct_refused
-from kvbench.probes.machine import filesystem_kind, huge_page_bytes, runs_in_a_virtual_machine
-from kvbench.probes.page_cache import PageCache
-from kvbench.probes.scratch_file import MEMORY_FILESYSTEMS, ScratchFile, scratch_file, usable_file_bytes
-from kvbench.probes.turns import monotonic, turns
+from kvbench.tiers.file_engines.registry import open_engine
+from kvbench.tiers.page_cache import PageCache
 
 Emit = Callable[[dict[str, Any]], None]
 _CHECKED_BYTES = 64 * MIB

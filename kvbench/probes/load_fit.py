@@ -9,9 +9,9 @@ from kvbench.core.provenance import Warning_
 from kvbench.core.units import format_bytes
 from kvbench.probes.doubts import POOR_FIT_RATIO, child_warnings, grouped, sample_warnings
 from kvbench.probes.runner import ChildRun
-from kvbench.probes.tier_spec import TierSpec
 from kvbench.results.host_measurement import CaseOutcome
 from kvbench.results.host_paths import MeasuredPath, TransferSample
+from kvbench.tiers.spec import TierSpec
 
 
 def tier_load_result(

@@ -11,8 +11,8 @@ from kvbench.core.errors import KvbenchError
 from kvbench.core.units import format_bytes
 from kvbench.probes.device_memory import PAGE_BYTES, DeviceMemory, random_bytes_into
 from kvbench.probes.machine import filesystem_kind, last_level_cache_bytes, runs_in_a_virtual_machine
-from kvbench.probes.page_cache import PageCache
 from kvbench.probes.scratch_file import MEMORY_FILESYSTEMS, ScratchFile, scratch_file
+from kvbench.tiers.page_cache import PageCache
 
 Warn = Callable[[str, str, str], None]
 

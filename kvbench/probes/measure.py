@@ -14,15 +14,16 @@ from kvbench.core.errors import UsageError
 from kvbench.core.provenance import Warning_
 from kvbench.probes.load_fit import tier_load_result
 from kvbench.probes.machine import cpu_times, taken_by_others_ratio
+from kvbench.probes.measured_tiers import measurable_tier
 from kvbench.probes.plan import LoadPlan, MeasurePlan, PrefillPlan
 from kvbench.probes.prefill import PrefillCase
 from kvbench.probes.prefill_fit import prefill_result
 from kvbench.probes.runner import ChildRun, run_child
 from kvbench.probes.tier_load import TierLoadCase
-from kvbench.probes.tier_spec import TierSpec, measurable_tier
 from kvbench.results.host_measurement import CaseOutcome, HostMeasurement
 from kvbench.results.host_paths import MeasuredPath
 from kvbench.results.prefill import PrefillMeasurement
+from kvbench.tiers.spec import TierSpec
 
 _BUSY_RATIO = 0.1
 

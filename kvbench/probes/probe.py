@@ -13,7 +13,6 @@ from kvbench.catalogue.gpus import find_gpu
 from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.probes.copy_case import CopyCase
-from kvbench.probes.cuda_runtime import no_gpu_reason
 from kvbench.probes.doubts import child_warnings
 from kvbench.probes.executions.registry import EXECUTIONS
 from kvbench.probes.file_case import FileCase
@@ -27,6 +26,7 @@ from kvbench.probes.transfer_plan import PlannedCase, TransferPlan, planned_case
 from kvbench.results.host import Gpu, discover_gpus
 from kvbench.results.host_paths import Limit, MeasuredPath
 from kvbench.results.probe import Anchor, ProbeCase, ProbeResult, ProbeSample
+from kvbench.tiers.cuda_runtime import no_gpu_reason
 
 Progress = Callable[[str, float | None], None]
 RunChild = Callable[..., ChildRun]

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 from kvbench.core.errors import KvbenchError, MissingDependencyError
 from kvbench.core.units import seconds_from_ns
 from kvbench.probes.device_memory import random_bytes_into
-from kvbench.probes.tier_spec import TierSpec, parse_tier_spec
 from kvbench.probes.turns import monotonic, turns
+from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
 Emit = Callable[[dict[str, Any]], None]
 

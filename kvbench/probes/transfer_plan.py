@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvbench.core.errors import UsageError
 from kvbench.core.units import MIB, parse_bandwidth, parse_bytes, parse_duration
 from kvbench.probes.executions.registry import EXECUTIONS
-from kvbench.probes.file_engines.registry import ENGINES
 from kvbench.probes.plan_file import quantity, read_plan_file, validated_plan
 from kvbench.probes.segments import LAYOUTS, KvShape, Layout, kv_shape
-from kvbench.probes.tier_spec import TierSpec, parse_tier_spec
 from kvbench.results.data import data_folder
 from kvbench.results.probe import ProbeDirection
+from kvbench.tiers.file_engines.registry import ENGINES
+from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.probes import cuda_runtime
 from kvbench.probes.executions import cuda_pools
 from kvbench.probes.executions.base import Execution, ExecutionUnavailableError
 from kvbench.probes.executions.cuda_copy import equal_strides
 from kvbench.probes.executions.registry import EXECUTIONS, open_execution
 from kvbench.probes.executions.throttled import Throttled
 from kvbench.probes.segments import LAYOUTS, Segments, kv_shape, paged, scattered
+from kvbench.tiers import cuda_runtime
 from tests.conformance.fake_cuda import FakeCuda, FakeKernels
 
 POOL = 64 * 1024

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvbench.core.errors import KvbenchError
-from kvbench.probes.cuda_runtime import no_gpu_reason
-from kvbench.probes.file_engines import gds
-from kvbench.probes.file_engines.base import (
+from kvbench.tiers.cuda_runtime import no_gpu_reason
+from kvbench.tiers.file_engines import gds
+from kvbench.tiers.file_engines.base import (
     Blocks,
     EngineSettings,
     EngineUnavailableError,
@@ -22,7 +22,7 @@ from kvbench.probes.file_engines.base import (
     aligned_buffer,
     slot_bytes_for,
 )
-from kvbench.probes.file_engines.registry import ENGINES, open_engine
+from kvbench.tiers.file_engines.registry import ENGINES, open_engine
 from tests.conformance.fake_cuda import FakeCuda
 
 FILE_BYTES = 1 << 20
@@ -229,8 +229,8 @@ assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(text))), 0, 0)
 
 def test_io_uring_that_seccomp_blocks_is_skipped_with_what_to_do(path: Path) -> None:
     program = BLOCKED + (
-        "from kvbench.probes.file_engines.base import *\n"
-        "from kvbench.probes.file_engines.registry import open_engine\n"
+        "from kvbench.tiers.file_engines.base import *\n"
+        "from kvbench.tiers.file_engines.registry import open_engine\n"
         "import os\n"
         f"fd = os.open({str(path)!r}, os.O_RDWR)\n"
         "try:\n"

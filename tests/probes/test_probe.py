@@ -16,13 +16,13 @@ import pytest
 from kvbench.core.units import KIB, MIB
 from kvbench.probes import file_case, remote_case
 from kvbench.probes.affinity import cpu_list, disk_numa_node, stay_on_node
-from kvbench.probes.cuda_runtime import no_gpu_reason, pci_numa_node
 from kvbench.probes.probe import probe, provenance
 from kvbench.probes.runner import CHILD, ChildRun, run_child
 from kvbench.probes.transfer_plan import load_transfer_plan
 from kvbench.results.document import new_document, numbers_without_origin
 from kvbench.results.host import Host
 from kvbench.results.probe import ProbeCase, ProbeResult
+from kvbench.tiers.cuda_runtime import no_gpu_reason, pci_numa_node
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("sizes=256KiB,1MiB", "segments=64KiB", "repeats=3", "time=1s", "pool=4MiB")

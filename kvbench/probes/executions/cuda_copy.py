@@ -3,10 +3,10 @@
 from typing import Any
 
 from kvbench.core.errors import KvbenchError
-from kvbench.probes.cuda_runtime import checked
 from kvbench.probes.executions.base import ExecutionUnavailableError
 from kvbench.probes.executions.cuda_pools import CudaPools, Way
 from kvbench.probes.segments import Segments
+from kvbench.tiers.cuda_runtime import checked
 
 
 class BlockCopy(CudaPools):

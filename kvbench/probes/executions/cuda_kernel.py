@@ -3,9 +3,9 @@
 import ctypes
 from typing import Any
 
-from kvbench.probes.cuda_runtime import checked, number, pointer
 from kvbench.probes.executions.cuda_pools import CudaPools, Way
 from kvbench.probes.segments import Segments
+from kvbench.tiers.cuda_runtime import checked, number, pointer
 
 
 class GatherKernel(CudaPools):

@@ -7,12 +7,12 @@ from typing import Any
 
 from kvbench.core.errors import KvbenchError
 from kvbench.core.units import seconds_from_ms
-from kvbench.probes.cuda_runtime import Kernels, checked, cuda_runtime, no_gpu_reason, pointer
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.executions.base import Direction, ExecutionUnavailableError
 from kvbench.probes.executions.host import first_difference
-from kvbench.probes.file_engines.base import address_of, aligned_buffer
 from kvbench.probes.segments import Segments
+from kvbench.tiers.cuda_runtime import Kernels, checked, cuda_runtime, no_gpu_reason, pointer
+from kvbench.tiers.file_engines.base import address_of, aligned_buffer
 
 # The hardware queue holds about a thousand launches. Behind a gate nothing drains it, so a launch beyond that would
 # wait for the gate while the gate waits for it.

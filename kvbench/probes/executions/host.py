@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.executions.base import Direction
-from kvbench.probes.file_engines.base import address_of, aligned_buffer
 from kvbench.probes.segments import Segments
+from kvbench.tiers.file_engines.base import address_of, aligned_buffer
 
 if TYPE_CHECKING:
     import numpy as np

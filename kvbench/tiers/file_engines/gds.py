@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kvbench.core.errors import KvbenchError
-from kvbench.probes.cuda_runtime import checked, cuda_runtime, no_gpu_reason
-from kvbench.probes.file_engines.base import (
+from kvbench.tiers.cuda_runtime import checked, cuda_runtime, no_gpu_reason
+from kvbench.tiers.file_engines.base import (
     Blocks,
     EngineSettings,
     EngineUnavailableError,

@@ -14,9 +14,6 @@ Scheme = Literal["dram", "file", "s3", "redis", "mooncake", "null", "throttled",
 FileIo = Literal["psync", "aio", "io_uring", "mmap", "gds"]
 Fsync = Literal["none", "fdatasync", "fsync"]
 
-MEASURED_SCHEMES = ("dram", "file")
-MEASURED_FILE_IO = ("psync", "mmap")
-
 _SCHEMES: dict[str, Scheme] = {
     "dram": "dram",
     "file": "file",
@@ -116,20 +113,6 @@ def parse_tier_spec(text: str) -> TierSpec:
         size_bytes=None if size is None else _positive_bytes(size, text),
         options=tuple(pairs.items()),
     )
-
-
-def measurable_tier(text: str) -> TierSpec:
-    """The tier that `text` spells, or a refusal that names what this version can measure."""
-    spec = parse_tier_spec(text)
-    if spec.scheme not in MEASURED_SCHEMES:
-        raise UsageError(
-            f"tier {text!r}: this version measures {' and '.join(MEASURED_SCHEMES)} tiers, not {spec.scheme}; "
-            f"give its speed instead, like {spec.scheme}=2GB/s,1ms"
-        )
-    if spec.io is not None and spec.io not in MEASURED_FILE_IO:
-        known = " and ".join(f"io={io}" for io in MEASURED_FILE_IO)
-        raise UsageError(f"tier {text!r}: this version measures {known}, not io={spec.io}; write io=psync")
-    return spec
 
 
 def _file(body: str, pairs: dict[str, str], text: str) -> TierSpec:

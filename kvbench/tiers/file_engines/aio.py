@@ -5,8 +5,8 @@ import os
 import platform
 from collections.abc import Sequence
 
-from kvbench.probes.file_engines.base import EngineSettings, EngineUnavailableError
-from kvbench.probes.file_engines.queued import QueuedEngine
+from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError
+from kvbench.tiers.file_engines.queued import QueuedEngine
 
 # io_setup, io_destroy, io_submit, io_getevents; include/uapi/asm of each architecture
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}

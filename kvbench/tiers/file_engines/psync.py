@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from kvbench.probes.file_engines.base import Blocks, EngineSettings, ended_early, refused
+from kvbench.tiers.file_engines.base import Blocks, EngineSettings, ended_early, refused
 
 
 class PsyncEngine:

@@ -2,14 +2,14 @@
 
 from importlib import import_module
 
-from kvbench.probes.file_engines.base import EngineSettings, FileEngine
+from kvbench.tiers.file_engines.base import EngineSettings, FileEngine
 
 ENGINES = {
-    "psync": "kvbench.probes.file_engines.psync:PsyncEngine",
-    "aio": "kvbench.probes.file_engines.aio:open_aio",
-    "io_uring": "kvbench.probes.file_engines.io_uring:open_io_uring",
-    "mmap": "kvbench.probes.file_engines.mapped:MappedEngine",
-    "gds": "kvbench.probes.file_engines.gds:GdsEngine",
+    "psync": "kvbench.tiers.file_engines.psync:PsyncEngine",
+    "aio": "kvbench.tiers.file_engines.aio:open_aio",
+    "io_uring": "kvbench.tiers.file_engines.io_uring:open_io_uring",
+    "mmap": "kvbench.tiers.file_engines.mapped:MappedEngine",
+    "gds": "kvbench.tiers.file_engines.gds:GdsEngine",
 }
 
 

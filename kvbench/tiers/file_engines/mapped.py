@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from kvbench.probes.file_engines.base import Blocks, EngineSettings, address_of
+from kvbench.tiers.file_engines.base import Blocks, EngineSettings, address_of
 
 
 class MappedEngine:

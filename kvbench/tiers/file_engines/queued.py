@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvbench.probes.file_engines.base import Blocks, EngineSettings, address_of, ended_early, refused
+from kvbench.tiers.file_engines.base import Blocks, EngineSettings, address_of, ended_early, refused
 
 
 class KernelQueue(Protocol):

@@ -3,7 +3,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbench.core.errors import UsageError
-from kvbench.probes.tier_spec import TierSpec, measurable_tier, parse_tier_spec
+from kvbench.probes.measured_tiers import measurable_tier
+from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
 text = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=20).filter(str.strip)
 sizes = st.none() | st.integers(1, 2**50)

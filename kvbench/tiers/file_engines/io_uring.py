@@ -7,8 +7,8 @@ import platform
 import struct
 from collections.abc import Sequence
 
-from kvbench.probes.file_engines.base import EngineSettings, EngineUnavailableError
-from kvbench.probes.file_engines.queued import QueuedEngine
+from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError
+from kvbench.tiers.file_engines.queued import QueuedEngine
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
 _OFF_SQ_RING, _OFF_SQES = 0, 0x10000000
