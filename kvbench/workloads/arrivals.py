@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from random import Random
 from statistics import median
 from typing import Literal
@@ -88,7 +88,7 @@ def _gap(arrival: Arrival, random: Random) -> float:
 
 
 def _time_of(expected: float, rate: float, ramp_s: float) -> float:
-    """When that many arrivals are expected: rate·t²/(2·ramp) of them until t in the ramp, rate·(t - ramp/2) after it."""
+    """When that many arrivals are expected: rate·t²/(2·ramp) until t in the ramp, rate·(t - ramp/2) after it."""
     if expected < rate * ramp_s / 2:
         return math.sqrt(2 * ramp_s * expected / rate)
     return expected / rate + ramp_s / 2
@@ -103,7 +103,7 @@ def ties(times_s: Sequence[float]) -> tuple[int, int, int]:
 def spread(times_s: Sequence[float]) -> list[float]:
     """Sorted times, with those that are equal spread evenly up to the next; after the last by the usual gap."""
     groups = [(time, sum(1 for _ in same)) for time, same in groupby(times_s)]
-    gaps = [later[0] - earlier[0] for earlier, later in zip(groups, groups[1:], strict=False)]
+    gaps = [later[0] - earlier[0] for earlier, later in pairwise(groups)]
     usual = median(gaps) if gaps else 0.0
     moved: list[float] = []
     for (time, size), gap in zip(groups, [*gaps, usual], strict=True):

@@ -1,7 +1,7 @@
 """Requests before they have a time: pieces of text, answers, and who waits for whom within a session."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from kvbench.workloads.prompts import scope_base, text_key
@@ -48,7 +48,7 @@ class Draft:
 
 
 Session = list[Draft]
-Sessions = Iterator[Session]
+Sessions = Generator[Session, None, None]
 
 
 class Texts:

@@ -3,8 +3,9 @@
 from array import array
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import pairwise
 from math import inf
 from random import Random
 
@@ -39,8 +40,8 @@ def plan_requests(
     """The plan of a run; an argument that is given replaces what the workload says.
 
     `limit` keeps the first requests, `scale` makes every text that many times as long, `max_prompt_tokens` cuts prompts
-    at their end (what two prompts share within that length, they still share). Token ids are from `first_token_id` up to
-    below `vocab_size`. Another seed gives other texts at other times.
+    at their end (what two prompts share within that length, they still share). Token ids go from `first_token_id` to
+    `vocab_size` - 1. Another seed gives other texts at other times.
     """
     workload = with_arrival(
         replace(
@@ -68,8 +69,8 @@ def plan_requests(
     wanted = min(limit or MOST_REQUESTS, workload.num_requests or MOST_REQUESTS)
     scaling = Scaling(scale=workload.scale, max_output_tokens=workload.max_output_tokens)
     doubts = _Doubts()
-    made = _sessions(workload, scaling, doubts, wanted)
-    timed = _timed(workload, made, wanted, doubts)
+    with closing(_sessions(workload, scaling, doubts, wanted)) as made:
+        timed = _timed(workload, made, wanted, doubts)
     if not timed:
         raise KvbenchError(
             f"{workload.source}: no request is left to send; see its requests, its duration and the limit"
@@ -102,8 +103,8 @@ class _Doubts:
         if short:
             self.add(
                 "short-pieces",
-                f"{short} of {len(plan.requests)} prompts have a piece of fewer than {spelled} tokens, which is too short "
-                f"to be told from every other one with {plan.vocab_size} token ids",
+                f"{short} of {len(plan.requests)} prompts have a piece under {spelled} tokens, too short to differ "
+                f"from every other one with {plan.vocab_size} token ids",
                 "nothing, where the engine's pages are longer; else use longer pieces or a larger scale",
             )
 
@@ -126,24 +127,28 @@ def _timed(workload: Workload, made: Sessions, wanted: int, doubts: _Doubts) -> 
     if arrival.process != "closed":
         starts = arrivals.start_times(arrival, random)
     until_s = workload.duration_s or inf
+    in_order = arrival.process in ("closed", "at-once")  # no times to sort by: session after session
     timed: list[_Timed] = []
+    look_at = wanted
     for number, (session, start_s) in enumerate(zip(made, starts, strict=False)):
         if start_s is not None and start_s >= until_s:
             break
         timed.extend(_placed(session, number, start_s))
-        if len(timed) >= wanted and (start_s is None or _is_settled(timed, start_s, wanted)):
-            break
+        if len(timed) >= look_at:
+            if in_order or start_s is None or _is_settled(timed, start_s, wanted):
+                break
+            look_at = len(timed) + len(timed) // 8 + 1
         if len(timed) >= MOST_REQUESTS:
             raise KvbenchError(
                 f"{workload.source}: the plan has more than {MOST_REQUESTS} requests; give requests or a lower rate"
             )
-    if arrival.process != "closed":
+    if not in_order:
         timed.sort(key=lambda one: (one.nominal_s, one.session, one.number))
     return timed[:wanted]
 
 
 def _is_settled(timed: list[_Timed], start_s: float, wanted: int) -> bool:
-    """Whether no later session can still be among the first `wanted` requests."""
+    """Whether no later session can still be among the first `wanted` requests, or the search was long enough."""
     return sum(one.nominal_s <= start_s for one in timed) >= wanted or len(timed) >= 4 * wanted + 1000
 
 
@@ -166,7 +171,7 @@ def _at_recorded_times(workload: Workload, made: Sessions, wanted: int, doubts: 
         if len(timed) >= wanted:
             break
     del timed[wanted:]
-    backwards = sum(later.nominal_s < earlier.nominal_s for earlier, later in zip(timed, timed[1:], strict=False))
+    backwards = sum(later.nominal_s < earlier.nominal_s for earlier, later in pairwise(timed))
     if backwards:
         doubts.add(
             "unsorted-times",
@@ -278,8 +283,3 @@ def _in_words(workload: Workload, requests: list[PlannedRequest]) -> str:
     sizes = Counter(one.root for one in requests)
     several = f" ({len(sizes)} sessions)" if len(sizes) < len(requests) else ""
     return f"{workload.arrival}; {len(requests)} requests{several}, seed {workload.seed}"
-
-
-def first_requests(made: Sessions, count: int) -> list[Draft]:
-    """The first `count` requests of a stream of sessions, session after session."""
-    return list(islice((draft for session in made for draft in session), count))

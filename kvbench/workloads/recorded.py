@@ -23,15 +23,17 @@ def recorded_sessions(recorded: TraceFile, seed: int, scaling: Scaling, doubt: D
         output_tokens=recorded.output_tokens,
     )
     for missing in trace.format.not_carried:
-        doubt("not-in-trace", f"a {trace.format.name} trace does not carry {missing}", "see docs/workloads.md")
+        doubt("not-in-trace", f"the trace ({trace.format.name}) does not carry {missing}", "see docs/workloads.md")
     drafts = _Drafts(trace, seed, scaling)
-    if (recorded.timing or trace.format.timing) == "think":
-        yield from _conversations(drafts, trace, wanted)
-    else:
-        for request in islice(_with_prompt(trace.requests(), trace), wanted):
-            yield [drafts.alone(request)]
-    for what, count in trace.notes.counts.items():
-        doubt("trace-notes", f"{format_count(count)} {what}", "see the trace")
+    try:
+        if (recorded.timing or trace.format.timing) == "think":
+            yield from _conversations(drafts, trace, wanted)
+        else:
+            for request in islice(_with_prompt(trace.requests(), trace), wanted):
+                yield [drafts.alone(request)]
+    finally:
+        for what, count in trace.notes.counts.items():
+            doubt("trace-notes", f"{format_count(count)} {what}", "see the trace")
 
 
 def _conversations(drafts: "_Drafts", trace: Trace, wanted: int) -> Sessions:
@@ -98,10 +100,7 @@ class _Drafts:
         if base is None:
             base = self._bases[request.scope] = scope_base(self._seed, f"trace/{request.scope}")
         text, block = self._scaling.text, self._trace.block_tokens or 0
-        if request.id_tokens is not None:
-            sizes = list(request.id_tokens)
-        else:
-            sizes = [block] * len(request.ids)
+        sizes = [block] * len(request.ids) if request.id_tokens is None else list(request.id_tokens)
         named = sum(sizes)
         if named > request.input_tokens:  # the last block is partly filled
             sizes[-1] -= named - request.input_tokens

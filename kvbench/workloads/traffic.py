@@ -55,8 +55,8 @@ class Rag:
 class Agents:
     """Tool loops: each step's prompt is the one before it, the call that was answered, and the tool's result.
 
-    With `branch_chance` a step starts a sub-agent, for which the next step waits. Its context is `fresh` (its own system
-    prompt, shared by all sub-agents, and a task) or `inherited` (all that its parent had).
+    With `branch_chance` a step starts a sub-agent, for which the next step waits. Its context is `fresh` (its own
+    system prompt, shared by all sub-agents, and a task) or `inherited` (all that its parent had).
     """
 
     kinds: int

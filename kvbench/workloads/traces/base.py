@@ -40,8 +40,9 @@ class TraceFormat:
 class TraceRequest:
     """One request of a trace. `after` are ordinals (0, 1, …) of earlier requests of the same trace.
 
-    `conversation` is set where times are from the start of a conversation, whose requests then stand together. `ids` cover the prompt from its start; `id_tokens` is given for content ids, whose sizes differ. Tokens past the
-    last id belong to this request alone.
+    `conversation` is set where times count from the start of a conversation, whose requests then stand together. `ids`
+    cover the prompt from its start; `id_tokens` is given for content ids, whose sizes differ. Tokens past the last id
+    belong to this request alone.
     """
 
     ordinal: int
