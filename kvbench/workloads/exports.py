@@ -173,11 +173,11 @@ def _vllm(asked: _Request) -> Export:
         command += ["--timed-trace-chunk-hash-size", str(asked.block_tokens), "--timed-trace-sec-multiplier", "0.001"]
         notes += [
             (
-                "--timed-trace-chunk-hash-size has the default 16: without it, prompts of larger blocks are cut to 16 "
-                "tokens a block while every other number looks normal"
+                "--timed-trace-chunk-hash-size is 16 unless given: prompts of larger blocks are then cut to 16 tokens "
+                "a block while every other number looks normal"
             ),
             (
-                "PYTHONHASHSEED=0, since the tool seeds its blocks with Python's string hash: without it, two runs send "
+                "PYTHONHASHSEED=0, since the tool seeds blocks with Python's string hash: without it, two runs send "
                 "different prompts and the second one finds nothing in a warm cache"
             ),
         ]
