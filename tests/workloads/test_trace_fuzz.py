@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hypothesis import given, settings
@@ -19,7 +20,14 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def read_or_refuse(path: Path, format_name: str | None) -> None:
+def read_or_refuse(data: bytes, format_name: str | None) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        path.write_bytes(data)
+        _read_or_refuse(path, format_name)
+
+
+def _read_or_refuse(path: Path, format_name: str | None) -> None:
     try:
         requests = list(open_trace(path, format_name=format_name).requests())
         assert all(one.input_tokens >= 0 and one.output_tokens >= 0 for one in requests)
@@ -44,8 +52,7 @@ def test_no_damage_to_a_trace_ends_in_anything_but_a_plan_or_a_refusal(file: Pat
             raw[start:start] = data.draw(st.binary(max_size=6))
         else:
             raw[start:start] = raw[start : start + 60]
-    path = _written(bytes(raw))
-    read_or_refuse(path, data.draw(st.sampled_from([None, *FORMATS])))
+    read_or_refuse(bytes(raw), data.draw(st.sampled_from([None, *FORMATS])))
 
 
 @settings(max_examples=150)
@@ -57,18 +64,10 @@ def test_any_value_in_place_of_another_is_read_or_refused(file: Path, data: st.D
     spots = [spot for row in rows for spot in _spots(row)]
     holder, key = data.draw(st.sampled_from(spots))
     holder[key] = data.draw(VALUES)
-    path = _written("\n".join(json.dumps(row) for row in rows).encode())
-    read_or_refuse(path, None)
+    read_or_refuse("\n".join(json.dumps(row) for row in rows).encode(), None)
 
 
 def _spots(value: Any) -> list[tuple[Any, Any]]:
     keys = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [spot for key, inner in keys for spot in [(value, key), *_spots(inner)]]
 
-
-def _written(data: bytes) -> Path:
-    import tempfile
-
-    path = Path(tempfile.gettempdir()) / f"kvbench-fuzz-{__import__('os').getpid()}"
-    path.write_bytes(data)
-    return path
