@@ -70,4 +70,3 @@ def test_any_value_in_place_of_another_is_read_or_refused(file: Path, data: st.D
 def _spots(value: Any) -> list[tuple[Any, Any]]:
     keys = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [spot for key, inner in keys for spot in [(value, key), *_spots(inner)]]
-

@@ -282,7 +282,9 @@ def test_every_real_trace_loads_and_plans_its_first_200_requests() -> None:
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"{TRACES} is not on this machine")
 def test_the_first_prompts_of_a_trace_are_exactly_as_long_as_recorded() -> None:
     for name in ("mooncake_fast25_conversation.jsonl.gz", "ragpulse_0_trace.jsonl.gz", "azure_llm_2023_conv.csv.gz"):
-        recorded = {one.line: one.input_tokens for one, _ in zip(open_trace(TRACES / name).requests(), range(200), strict=False)}
+        recorded = {
+            one.line: one.input_tokens for one, _ in zip(open_trace(TRACES / name).requests(), range(200), strict=False)
+        }
         plan = plan_requests(load_workload(TRACES / name), vocab_size=32_000, limit=200)
         assert {int(one.source.rsplit(":", 1)[1]): len(one.prompt) for one in plan.requests} == recorded
 

@@ -41,9 +41,15 @@ def test_every_shipped_workload_loads_plans_and_says_why_it_exists() -> None:
         assert plan.requests[-1].prompt_tokens == len(plan.requests[-1].prompt)
 
 
-def test_the_table_in_the_readme_names_every_workload_and_no_other() -> None:
-    rows = [line.split("|")[1].strip() for line in (FOLDER / "README.md").read_text().splitlines() if line[:3] == "| `"]
-    assert sorted(row.strip("`") for row in rows) == sorted(workload_names())
+def test_the_table_in_the_readme_names_every_workload_and_has_its_figures() -> None:
+    lines = [line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith("| `")]
+    rows = {cells[1].strip("`"): cells for cells in ([cell.strip() for cell in line.split("|")] for line in lines)}
+    assert sorted(rows) == list(workload_names())
+    for name, cells in rows.items():
+        plan = plan_requests(load_workload(name), vocab_size=32_000)
+        assert int(cells[4].replace(",", "")) == len(plan.requests), name
+        assert plan.reuse.hit_ratio is not None
+        assert float(cells[5].removesuffix(" %")) == pytest.approx(100 * plan.reuse.hit_ratio, abs=0.051), name
 
 
 def test_the_comparison_with_other_tools_is_fifty_requests_of_1124_tokens_four_at_a_time() -> None:
@@ -107,7 +113,7 @@ def test_a_mistake_is_named_with_its_key_and_a_hint(old: str, new: str, message:
 
 
 def test_two_kinds_of_traffic_or_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give exactly one of shared_prefix, .* .found none"):
+    with pytest.raises(UsageError, match=r"give exactly one of shared_prefix, .* .found none"):
         loaded(tmp_path, GOOD.split("shared_prefix:", maxsplit=1)[0])
     with pytest.raises(UsageError, match="found shared_prefix, trace"):
         loaded(tmp_path, GOOD + "trace: {path: x.jsonl}\n")
