@@ -261,6 +261,7 @@ def _planned(
         history=workload.history,
         reuse=counts.figures(),
         duration_s=workload.duration_s,
+        made_from=workload,
     )
 
 

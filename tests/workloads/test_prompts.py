@@ -123,7 +123,7 @@ def hits_by_hashing(plan: RequestPlan, page_tokens: int) -> tuple[int, int, int]
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"{TRACES} is not on this machine")
 @pytest.mark.parametrize("trace", ["mooncake_fast25_conversation", "mooncake_fast25_synthetic"])
 def test_prompts_made_from_a_whole_mooncake_trace_share_exactly_what_the_trace_says(trace: str) -> None:
-    limit = int(os.environ.get("KVBENCH_TRACE_REQUESTS", "3000"))
+    limit = int(os.environ.get("KVBENCH_TRACE_REQUESTS", "2000"))
     workload = load_workload(TRACES / f"{trace}.jsonl.gz")
     plan = plan_requests(workload, vocab_size=32_000, limit=limit)
     hits, total, blocks = hits_by_hashing(plan, 512)
