@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvbench.core.block_key import prefix_hashes
@@ -66,13 +66,14 @@ def export_workload(
         raise UsageError(f"export to {tool!r} is not known; there are {', '.join(TOOLS)}")
     if block_tokens is not None and not 1 <= block_tokens <= 1 << 20:
         raise UsageError(f"block_tokens is {block_tokens}; give a number from 1 on")
+    asked = plan.made_from or workload
     return makers[tool](
         _Request(
-            workload=replace(plan.made_from, name=workload.name),
+            workload=asked,
             plan=plan,
             url=url.rstrip("/"),
             model=model,
-            block_tokens=block_tokens or _own_block(plan.made_from) or DEFAULT_BLOCK_TOKENS,
+            block_tokens=block_tokens or _own_block(asked) or DEFAULT_BLOCK_TOKENS,
         )
     )
 

@@ -144,3 +144,10 @@ def test_the_reuse_of_a_whole_mooncake_plan_equals_the_golden_figure(trace: str)
     assert plan.reuse.hit_tokens == whole["hit_tokens"]
     assert plan.reuse.prompt_tokens == whole["total_tokens"]
     assert plan.reuse.working_set_bytes(10) == 10 * (whole["total_tokens"] - whole["hit_tokens"])
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"{TRACES} is not on this machine")
+def test_agent_sessions_share_what_was_counted_from_their_ids() -> None:
+    # counted from the ids alone, in the scope of each conversation: 897,997 of 979,908 blocks of 64 tokens
+    plan = plan_requests(load_workload(TRACES / "kv_cache_tester_claude_code_34.jsonl.gz"), vocab_size=32_000)
+    assert (len(plan.requests), plan.reuse.hit_tokens, plan.reuse.prompt_tokens) == (833, 897_997 * 64, 62_739_843)
