@@ -7,7 +7,7 @@ from itertools import groupby, islice
 from kvbench.core.errors import UsageError
 from kvbench.core.units import format_count
 from kvbench.workloads.drafts import Draft, Scaling, Sessions
-from kvbench.workloads.prompts import scope_base, text_key
+from kvbench.workloads.prompts import scope_base, text_key, text_keys
 from kvbench.workloads.traces.base import TraceRequest
 from kvbench.workloads.traces.formats import Trace, open_trace
 from kvbench.workloads.workload import TraceFile
@@ -105,12 +105,15 @@ class _Drafts:
         if base is None:
             base = self._bases[request.scope] = scope_base(self._seed, f"trace/{request.scope}")
         text, block = self._scaling.text, self._trace.block_tokens or 0
-        sizes = [block] * len(request.ids) if request.id_tokens is None else list(request.id_tokens)
-        named = sum(sizes)
-        if named > request.input_tokens:  # the last block is partly filled
-            sizes[-1] -= named - request.input_tokens
-        keys = array("Q", [text_key(base, one) for one in request.ids])
-        lengths = array("I", [text(one) for one in sizes])
+        keys = text_keys(base, request.ids)
+        if request.id_tokens is None:
+            lengths = array("I", [text(block)]) * len(request.ids)
+            named = block * len(request.ids)
+            if named > request.input_tokens:  # the last block is partly filled
+                lengths[-1] = text(block - (named - request.input_tokens))
+        else:
+            lengths = array("I", [text(one) for one in request.id_tokens])
+            named = sum(request.id_tokens)
         if named < request.input_tokens:
             keys.append(text_key(self._own, request.ordinal))
             lengths.append(text(request.input_tokens - named))

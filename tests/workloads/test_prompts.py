@@ -13,7 +13,7 @@ from kvbench.core.block_key import prefix_hashes
 from kvbench.core.errors import UsageError
 from kvbench.workloads.base import Prompt, RequestPlan
 from kvbench.workloads.plan import plan_requests
-from kvbench.workloads.prompts import key_tokens, scope_base, text_key
+from kvbench.workloads.prompts import key_tokens, scope_base, text_key, text_keys
 from kvbench.workloads.workload import load_workload
 
 TRACES = Path(os.environ.get("KVBENCH_TRACES", Path(__file__).parents[3] / "shared" / "data" / "traces"))
@@ -55,6 +55,13 @@ def test_a_shorter_piece_is_a_prefix_of_a_longer_one_of_the_same_name(key: int, 
 @given(st.integers(0, 2**64 - 1), st.sets(st.integers(0, 2**64 - 1), max_size=50))
 def test_whole_number_ids_of_one_scope_never_share_a_key(base: int, ids: set[int]) -> None:
     assert len({text_key(base, one) for one in ids}) == len(ids)
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(-3, 2**64 + 3) | st.integers(0, 50) | st.text(max_size=3)))
+def test_many_keys_at_once_are_those_one_by_one(base: int, names: list[int | str]) -> None:
+    assert list(text_keys(base, names)) == [text_key(base, one) for one in names]
+    numbers = [one for one in names if isinstance(one, int) and 0 <= one < 2**64]
+    assert list(text_keys(base, numbers)) == [text_key(base, one) for one in numbers]
 
 
 def test_seed_and_scope_make_other_texts_and_strings_are_names_too() -> None:
