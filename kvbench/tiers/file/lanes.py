@@ -6,7 +6,7 @@ import os
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from kvbench.core.errors import KvbenchError
@@ -16,8 +16,10 @@ from kvbench.tiers.copying import address_and_length, copy_bytes
 from kvbench.tiers.file.layout import PAGE_BYTES
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, FileEngine, aligned_buffer
 
-_LANES = 3  # while one checks what arrived, two keep the disk busy
-_BATCH_BYTES = 8 * MIB
+_LOAD_LANES = 4  # while one checks what arrived, three keep the disk busy
+_STORE_LANES = 2  # while one stages blocks, the other moves
+_BATCH_BYTES = 4 * MIB
+_BATCHES = 8
 _FIRST_ADDRESS = 4096
 _ADDRESS_BITS = 47  # of a process on x86-64; aarch64 maps below this unless asked otherwise
 
@@ -49,15 +51,25 @@ class LaneSettings:
 
 
 class Lanes:
-    """Two engines for one direction. Loads have lanes of their own, and so never queue behind stores."""
+    """The engines of one direction. Loads have lanes of their own, and so never queue behind stores.
+
+    A load is cut into batches that lanes take in turn, each with its share of the depth. A store whose buffers can be
+    moved as they lie is one call of one engine, while another thread computes the checksums.
+    """
 
     def __init__(self, direction: Literal["load", "store"], settings: LaneSettings) -> None:
         self._direction, self._settings = direction, settings
         self._idle: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-        self._lanes = [_Lane(direction, settings) for _ in range(_LANES)]
+        if direction == "load":
+            count = min(_LOAD_LANES, settings.depth + 1)
+            settings = replace(settings, depth=-(-settings.depth // (count - 1)))
+        else:
+            count = _STORE_LANES
+        self._lane_depth = settings.depth
+        self._lanes = [_Lane(direction, settings) for _ in range(count)]
         for lane in self._lanes:
             self._idle.put(lane)
-        self._pool = ThreadPoolExecutor(_LANES, thread_name_prefix=f"kvbench-{direction}")
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=f"kvbench-{direction}")
 
     def load(self, moves: Sequence[Move], file_bytes: int, deliver: Deliver) -> list[Outcome]:
         """Loads every block. `deliver` runs a copy into a caller's buffer, or refuses to."""
@@ -67,10 +79,11 @@ class Lanes:
         """Stores every block. `checksummed` is told each one's checksum, in any order, by several threads."""
         if len(moves) == 1 or not all(map(self._as_it_lies, moves)):
             return self._batched(moves, file_bytes, _always, checksummed)
-        task = self._pool.submit(self._run, moves, file_bytes, _always, _ignored)
-        for move in moves:  # while the engine moves the same bytes
-            checksummed(move, crc32c_of(move))
-        return task.result()
+        task = self._pool.submit(_checksum_all, moves, checksummed)  # while the engine moves the same bytes
+        try:
+            return self._run(moves, file_bytes, _always, _ignored)
+        finally:
+            task.result()
 
     def _batched(
         self, moves: Sequence[Move], file_bytes: int, deliver: Deliver, checksummed: Checksummed
@@ -88,10 +101,11 @@ class Lanes:
         return moves_as_it_lies(self._settings, *address_and_length(move.data))
 
     def _per_batch(self, moves: Sequence[Move]) -> int:
-        """Large enough that filling and draining the queue is a small part, small enough that both lanes have work."""
+        """Together the lanes keep about `depth` requests in flight; the last batch to be checked is a small part."""
         largest = max((move.data.nbytes for move in moves), default=1)
-        fitting = max(_BATCH_BYTES // largest, 2 * self._settings.depth)
-        return max(min(fitting, -(-len(moves) // _LANES)), 1)
+        fitting = max(self._lane_depth, _BATCH_BYTES // largest)
+        at_once = -(-min(len(moves), self._settings.depth) // len(self._lanes))
+        return max(min(fitting, -(-len(moves) // _BATCHES)), at_once, 1)
 
     def _run(self, moves: Sequence[Move], file_bytes: int, deliver: Deliver, checksummed: Checksummed) -> list[Outcome]:
         lane = self._idle.get()
@@ -266,6 +280,11 @@ def refusal_of(error: OSError) -> Outcome:
 def crc32c_of(move: Move) -> int:
     """The checksum that comes with a block, or its own."""
     return _crc32c(move.data) if move.crc32c is None else move.crc32c
+
+
+def _checksum_all(moves: Sequence[Move], checksummed: Checksummed) -> None:
+    for move in moves:
+        checksummed(move, crc32c_of(move))
 
 
 def _stage(move: Move, place: _Place) -> None:
