@@ -1031,6 +1031,8 @@ class TieredStore:
                     if record.num_bytes != entry.num_bytes or record.slots[tier.number] is not None:
                         continue
                     self._remembered.pop(record.name, None)
+                    self._sequence += 1  # in the tier's own order, the only one that is known
+                    record.usage.touch(self._sequence)
                     tier.make_ready(tier.pend(record, None), now, reserved=False)
                     self._figures[tier.number].recovered_blocks += 1
 
