@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 Kind = Literal["attention", "window", "state"]
 
 _PROBE_TOKENS = 8
+_CACHE_ARGUMENTS: dict[Any, str] = {}
+_PAGED: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +222,16 @@ def forward(model: LoadedModel, ids: "torch.Tensor", cache: Any) -> "torch.Tenso
     return logits
 
 
-@cache
 def _cache_argument(module: Any) -> str:
     """What the forward calls its cache; transformers 5 renamed it."""
     from inspect import signature
 
-    names = signature(module.forward).parameters
-    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")
+    if module not in _CACHE_ARGUMENTS:
+        names = signature(module.forward).parameters
+        _CACHE_ARGUMENTS[module] = next(
+            (name for name in ("cache", "cache_params") if name in names), "past_key_values"
+        )
+    return _CACHE_ARGUMENTS[module]
 
 
 def new_cache(model: LoadedModel) -> Any:
@@ -260,9 +264,14 @@ _KNOWN_LAYERS = frozenset(
 )
 
 
-@cache
 def _paged(kind: Any) -> Any:
     """The layer class with a length that is known before its KV has arrived; windows also keep what they drop."""
+    if kind not in _PAGED:
+        _PAGED[kind] = _make_paged(kind)
+    return _PAGED[kind]
+
+
+def _make_paged(kind: Any) -> Any:
     from transformers import cache_utils
 
     class Paged(kind):  # type: ignore[misc]
@@ -311,6 +320,7 @@ def install(model_cache: Any, group: PageGroup, data: "torch.Tensor", pages: ran
         if group.window is not None:
             whole = whole[:, max(0, whole.shape[1] - (group.window - 1)) :]
             layer.fresh = []
+            layer.cumulative_length = pages.stop * group.page_tokens
         else:
             layer.awaited_tokens = 0
             before = getattr(layer, slot.part)
