@@ -84,6 +84,7 @@ class ModelInfo:
     state_bytes: int
     block_bytes: int
     identities: tuple[KvIdentity, ...]
+    reuses_prefixes: bool
     layout: KvLayout
 
     def prefix_bytes(self, tokens: int) -> int:
@@ -188,7 +189,7 @@ class ModelRunner:
         split: bool = False,
     ) -> None:
         self._model = model
-        self._store = store
+        self._store = store if layout.continues != "never" else None
         self._layout = layout
         self._load_timeout_s = load_timeout_s
         page = layout.page_tokens
@@ -518,11 +519,15 @@ class ModelRunner:
 
     def _chunk_end(self, sequence: RunningSequence, begin: int, max_tokens: int) -> int:
         end = min(begin + max(1, max_tokens), sequence.prompt_tokens)
+        if self._layout.continues != "chunks" and begin == 0:
+            end = sequence.prompt_tokens  # what follows a break is computed token by token
         load = sequence._load
         if load is not None and begin < load.begin:
             return min(end, load.begin)
         if self._has_state and self._stores(sequence):
             border = (begin // self._state_interval + 1) * self._state_interval
+            if self._layout.continues != "chunks":
+                border = end
             last = (sequence.prompt_tokens - 1) // self._layout.page_tokens * self._layout.page_tokens
             end = min([end, *(cut for cut in (border, last) if cut > begin)])
         return end
@@ -545,10 +550,11 @@ class ModelRunner:
         return logits
 
     def _run(self, sequence: RunningSequence, ids: Sequence[int]) -> "torch.Tensor":
-        import torch
-
-        batch = torch.tensor([list(ids)], device=self._model.device)
-        return forward(self._model, batch, sequence._cache)
+        if sequence.computed and self._layout.continues != "chunks":
+            for token in ids[:-1]:
+                forward(self._model, (token,), sequence._cache)
+            ids = ids[-1:]
+        return forward(self._model, ids, sequence._cache)
 
     def _sample(self, sequence: RunningSequence, logits: "torch.Tensor") -> None:
         if sequence.keep_logits:
@@ -692,6 +698,7 @@ def model_info(model: LoadedModel, layout: KvLayout) -> ModelInfo:
         state_bytes=layout.state_bytes,
         block_bytes=layout.block_bytes,
         identities=tuple(group.identity for group in layout.groups),
+        reuses_prefixes=layout.continues != "never",
         layout=layout,
     )
 
