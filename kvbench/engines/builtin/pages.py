@@ -337,25 +337,28 @@ def expect(model_cache: Any, layout: KvLayout, tokens: int) -> None:
 
 def install(model_cache: Any, group: PageGroup, data: "torch.Tensor", pages: range) -> None:
     """Put blocks (rows of `data`, one per page of `pages`) into the cache, behind the tokens before those pages."""
-    for slot in group.slots:
-        layer = model_cache.layers[slot.layer]
-        if group.kind == "state":
-            _install_state(layer, slot, _view(data[:1], slot)[0])
-            continue
-        pieces = _view(data, slot)  # pages, heads, tokens, width
-        heads, width = slot.shape[0], slot.shape[-1]
-        whole = pieces.permute(1, 0, 2, 3).reshape(heads, len(pages) * group.page_tokens, width)
-        if group.window is not None:
-            whole = whole[:, max(0, whole.shape[1] - (group.window - 1)) :]
-            layer.fresh = []
-            layer.cumulative_length = pages.stop * group.page_tokens
-        else:
-            layer.awaited_tokens = 0
-            before = getattr(layer, slot.part)
-            if before is not None and pages.start:
-                before = before[0] if before.ndim == 4 else before
-                whole = _cat(before[:, : pages.start * group.page_tokens], whole)
-        _set(layer, slot.part, whole[None] if slot.part != "indexer_keys" else whole)
+    import torch
+
+    with torch.inference_mode():  # states of a forward are written in place
+        for slot in group.slots:
+            layer = model_cache.layers[slot.layer]
+            if group.kind == "state":
+                _install_state(layer, slot, _view(data[:1], slot)[0])
+                continue
+            pieces = _view(data, slot)  # pages, heads, tokens, width
+            heads, width = slot.shape[0], slot.shape[-1]
+            whole = pieces.permute(1, 0, 2, 3).reshape(heads, len(pages) * group.page_tokens, width)
+            if group.window is not None:
+                whole = whole[:, max(0, whole.shape[1] - (group.window - 1)) :]
+                layer.fresh = []
+                layer.cumulative_length = pages.stop * group.page_tokens
+            else:
+                layer.awaited_tokens = 0
+                before = getattr(layer, slot.part)
+                if before is not None and pages.start:
+                    before = before[0] if before.ndim == 4 else before
+                    whole = _cat(before[:, : pages.start * group.page_tokens], whole)
+            _set(layer, slot.part, whole[None] if slot.part != "indexer_keys" else whole)
 
 
 def _cat(before: "torch.Tensor", after: "torch.Tensor") -> "torch.Tensor":

@@ -524,7 +524,8 @@ class ModelRunner:
         load = sequence._load
         if load is not None and begin < load.begin:
             return min(end, load.begin)
-        if self._has_state and self._stores(sequence):
+        if self._has_state:
+            # also where nothing is stored, so that a request is computed in the same pieces with tiers and without
             border = (begin // self._state_interval + 1) * self._state_interval
             if self._layout.continues != "chunks":
                 border = end

@@ -1,5 +1,7 @@
 """Models of each kind of cache, small enough that a test of all of them takes seconds, and stores to run them over."""
 
+import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -106,14 +108,10 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 def tiny(family: str, dtype: str = "float32", seed: int = 0) -> LoadedModel:
     """A tiny model of a family, the same for every test of a run."""
     torch.set_num_threads(1)
-    from kvbench.engines.builtin import models
-
-    before = dict(models.SHAPES)
-    models.SHAPES = {**before, f"tiny-{family}": CONFIGS[family]}  # type: ignore[misc]
-    try:
-        return load_model(f"tiny-{family}", device="cpu", dtype=dtype, seed=seed)
-    finally:
-        models.SHAPES = before  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(CONFIGS[family]), encoding="utf-8")
+        return load_model(str(file), device="cpu", dtype=dtype, seed=seed, name=f"tiny-{family}")
 
 
 def generate(
