@@ -205,13 +205,14 @@ def _with_weights(
     directory: Path, device: str, dtype: str
 ) -> "tuple[torch.nn.Module, tuple[torch.nn.Module, ...], str, str, str]":
     torch = _torch()
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(
             str(directory), local_files_only=True, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise KvbenchError(f"{directory}: transformers cannot load this model: {reason}; check its files") from error
     module = module.to(device).eval()

@@ -249,9 +249,8 @@ class ModelRunner:
         self._store_due()
         if sequence.prefilled or sequence.finished:
             return True
-        load = sequence._load
-        if load is not None and sequence.computed == load.begin:
-            self._join(sequence, load)
+        while (load := sequence._load) is not None and sequence.computed == load.begin:
+            self._join(sequence, load)  # a failed load may begin a shorter one
         begin = sequence.computed
         end = self._chunk_end(sequence, begin, max_tokens)
         started_s = time.perf_counter()
