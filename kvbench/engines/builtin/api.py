@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvbench.engines.builtin.generation import ApiError, FinishReason, Generation, ServedModel, Tokenizer, Usage
+from kvbench.engines.builtin.generation import ApiError, FinishReason, Generation, PromptUse, ServedModel, Tokenizer, Usage
 from kvbench.engines.builtin.http import Exchange, error_body
 
 _MAX_STOPS = 16
@@ -267,6 +267,9 @@ class Answer:
         """The head of a stream: the request is accepted."""
         if self._ask.stream and not self._exchange.streaming:
             self._exchange.start_stream(f"x-request-id: {self._ask.generation.request_id}\r\n".encode("ascii"))
+
+    def prompt_ready(self, prompt: PromptUse) -> None:
+        """Nothing to tell yet."""
 
     def tokens(self, ids: Sequence[int], texts: Sequence[str], reason: FinishReason | None) -> None:
         """Streams tokens, or keeps them for the whole answer."""

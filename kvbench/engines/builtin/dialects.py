@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvbench.core.errors import UsageError
 from kvbench.engines.builtin.generation import Usage
-from kvbench.engines.builtin.metrics import Family, labelled
+from kvbench.engines.builtin.metrics import Buckets, Family, labelled
 
 if TYPE_CHECKING:
     from kvbench.engines.builtin.http import Exchange
     from kvbench.engines.builtin.server import Server
 
 Routes = dict[str, dict[str, "Callable[[Exchange], None]"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
-    """The bounds of the histograms, in seconds."""
-
-    ttft: tuple[float, ...]
-    itl: tuple[float, ...]
-    e2e: tuple[float, ...]
-    queue: tuple[float, ...]
 
 
 class Dialect(Protocol):
@@ -48,6 +37,15 @@ class Dialect(Protocol):
         ...
 
 
+def plain_usage(usage: Usage) -> dict[str, Any]:
+    """The three numbers that every engine has."""
+    return {
+        "prompt_tokens": usage.prompt.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt.prompt_tokens + usage.completion_tokens,
+    }
+
+
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -62,13 +60,11 @@ class Native:
     def format_usage(self, usage: Usage) -> dict[str, Any]:
         """Usage with the split by tier."""
         return {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            **plain_usage(usage),
             "prompt_tokens_details": {
-                "cached_tokens": usage.cached_tokens,
-                "cached_tokens_by_tier": dict(usage.cached_tokens_by_tier),
-                "loaded_bytes": usage.loaded_bytes,
+                "cached_tokens": usage.prompt.cached_tokens,
+                "cached_tokens_by_tier": dict(usage.prompt.cached_tokens_by_tier),
+                "loaded_bytes": usage.prompt.loaded_bytes,
             },
         }
 

@@ -251,6 +251,7 @@ class HttpConnection(asyncio.Protocol):
         "_body_bytes",
         "_closing",
         "_current",
+        "_fresh",
         "_head_bytes",
         "_headers",
         "_in_head",
@@ -286,6 +287,7 @@ class HttpConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._head_bytes = 0
         self._unfinished_head_bytes = 0
+        self._fresh = True  # its first bytes may have come behind those of the request before
         self._in_head = True
 
     # asyncio.Protocol
@@ -329,10 +331,12 @@ class HttpConnection(asyncio.Protocol):
                 if isinstance(error, self._server.callback_error):
                     raise  # a bug of ours, not the client's
                 self._refuse(400, "this is not a request in HTTP/1.1")
+                break
             if self._in_request and self._in_head:  # llhttp hands over whole headers only
-                self._unfinished_head_bytes += len(data)
+                self._unfinished_head_bytes += 0 if self._fresh else len(data)
+                self._fresh = False
                 self._check_head(self._unfinished_head_bytes)
-            data = b"" if self._rejected else rest
+            data = rest
         if self._current is None and self._waiting:
             self._next()
 

@@ -21,7 +21,7 @@ from kvbench.engines.builtin.api import Answer, parse_ask, parse_object, request
 from kvbench.engines.builtin.dialects import Dialect, dialect_named
 from kvbench.engines.builtin.generation import ApiError, Cleared, Engine
 from kvbench.engines.builtin.http import Exchange, HttpLimits, HttpServer, http_server
-from kvbench.engines.builtin.metrics import Counters, Histogram, Observed, exposition
+from kvbench.engines.builtin.metrics import Counters, Observed, exposition
 
 Route = Callable[[Exchange], None]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -48,13 +48,7 @@ class Server:
         self.engine = engine
         self.dialect = dialect
         self.started_s = time.time()
-        buckets = dialect.buckets
-        self.counters = Counters(
-            ttft=Histogram(buckets.ttft),
-            itl=Histogram(buckets.itl),
-            e2e=Histogram(buckets.e2e),
-            queue=Histogram(buckets.queue),
-        )
+        self.counters = Counters(dialect.buckets)
         self.draining = False
         self._settings = settings
         self._number = 0
