@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl
 
 from kvbench.core.units import KIB, MIB
@@ -170,6 +170,31 @@ class Exchange:
         self.done = True
         if self.on_disconnect is not None:
             self.on_disconnect()
+
+
+class Outlet(Protocol):
+    """Where an answer goes: an exchange, or one that spoils it."""
+
+    @property
+    def streaming(self) -> bool: ...
+
+    def send(
+        self, status: int, body: bytes, *, content_type: str = _JSON, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """A whole response."""
+        ...
+
+    def start_stream(self, headers: bytes = b"") -> None:
+        """The head of a stream."""
+        ...
+
+    def event(self, data: bytes) -> None:
+        """One event."""
+        ...
+
+    def end_stream(self) -> None:
+        """The end of the stream."""
+        ...
 
 
 Handler = Callable[[Exchange], None]

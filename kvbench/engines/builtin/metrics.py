@@ -211,6 +211,17 @@ class Observed:
             self.on_over()
 
 
+def tier_tokens(counters: Counters, tiers: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Per tier, nearest first: prompt tokens that no nearer tier had, and those that it had."""
+    queries: dict[str, int] = {}
+    hits = {tier: counters.prompt_tokens_by_source.get(tier, 0) for tier in tiers}
+    left = counters.prompt_tokens
+    for tier in tiers:
+        queries[tier] = left
+        left -= hits[tier]
+    return queries, hits
+
+
 def labelled(values: Mapping[str, float], name: str) -> tuple[tuple[Labels, float], ...]:
     """One sample per value of a label."""
     return tuple((((name, label),), value) for label, value in values.items())

@@ -5,12 +5,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvbench.core.block_key import BlockKey, KvIdentity, prefix_hashes
+from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
 from kvbench.engines.builtin.generation import Generation, ServedModel
 from kvbench.engines.builtin.null import Utf8Tokenizer
 from kvbench.tiers.tiered import Request, TieredStore
 
 VOCAB_SIZE = 2**31
+_BYTES_PER_TOKEN = 256
 _VISIBLE = b"abcdefghijklmnopqrstuvwxyz "
 
 
@@ -19,7 +20,7 @@ class NullSequence:
     """A request of the null runner. Its KV is one digest per page."""
 
     generation: Generation
-    keys: list[BlockKey]
+    keys: Sequence[BlockKey]
     cached_tokens: int = 0
     cached_tokens_by_tier: dict[str, int] = field(default_factory=dict)
     loaded_bytes: int = 0
@@ -38,6 +39,11 @@ class NullSequence:
         return False
 
 
+def null_block_bytes(page_tokens: int) -> int:
+    """The size of a block of the null runner."""
+    return page_tokens * _BYTES_PER_TOKEN
+
+
 class NullRunner:
     """Pretends to compute: a prompt that is not cached at all takes `ttft_s`, each further token `itl_s`.
 
@@ -50,7 +56,6 @@ class NullRunner:
         store: TieredStore | None,
         *,
         page_tokens: int = 16,
-        bytes_per_token: int = 256,
         ttft_s: float = 0.0,
         itl_s: float = 0.0,
     ) -> None:
@@ -64,8 +69,8 @@ class NullRunner:
             vocab_size=VOCAB_SIZE,
             max_context_tokens=2**20,
             page_tokens=page_tokens,
-            kv_bytes_per_token=float(bytes_per_token),
-            block_bytes=page_tokens * bytes_per_token,
+            kv_bytes_per_token=float(_BYTES_PER_TOKEN),
+            block_bytes=null_block_bytes(page_tokens),
             architecture="none",
             num_parameters=0,
         )
@@ -80,12 +85,10 @@ class NullRunner:
             dtype="digest",
             page_tokens=page,
             layers=(0, 1),
-            world_size=1,
-            rank=0,
-            attention="gqa",
+            attention="digest",
             extra=generation.cache_salt,
         )
-        keys = [BlockKey(identity.fingerprint, prefix) for prefix in prefix_hashes(generation.prompt_ids, page)]
+        keys = block_keys(generation.prompt_ids, identity)
         sequence = NullSequence(generation, keys)
         self._load(sequence, keys[: (len(generation.prompt_ids) - 1) // page])
         return sequence
@@ -131,7 +134,7 @@ class NullRunner:
         return True
 
     def _block(self, key: BlockKey) -> bytes:
-        digest = hashlib.sha256(key.prefix_hash).digest()
+        digest = hashlib.sha256(key.prefix).digest()
         size = self.served.block_bytes
         return (digest * (size // len(digest) + 1))[:size]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from kvbench.core.errors import UsageError
 from kvbench.engines.builtin.generation import (
@@ -31,7 +31,7 @@ _IDLE_S = 1.0  # the longest sleep of a thread that has nothing to do
 _LOADING_S = 0.002  # between two looks at loads when nothing else is to do
 
 
-class Sequence_(Protocol):  # noqa: N801 - `Sequence` is taken
+class Sequence_(Protocol):
     """A running request of a runner."""
 
     cached_tokens: int
@@ -48,7 +48,10 @@ class Sequence_(Protocol):  # noqa: N801 - `Sequence` is taken
     def is_loading(self) -> bool: ...
 
 
-class Runner(Protocol):
+S = TypeVar("S", bound=Sequence_)
+
+
+class Runner(Protocol[S]):
     """A model, as the scheduler drives it from its one thread; `ModelRunner` and `NullRunner` are some."""
 
     @property
@@ -60,19 +63,19 @@ class Runner(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def begin(self, generation: Generation) -> Sequence_:
+    def begin(self, generation: Generation) -> S:
         """Looks the prompt's prefix up and begins to load it."""
         ...
 
-    def prefill_step(self, sequence: Sequence_, max_tokens: int) -> bool:
+    def prefill_step(self, sequence: S, max_tokens: int) -> bool:
         """Computes up to `max_tokens` more of the prompt; True when the first token is there."""
         ...
 
-    def decode_step(self, sequences: Sequence[Sequence_]) -> None:
+    def decode_step(self, sequences: Sequence[S]) -> None:
         """One more token for each."""
         ...
 
-    def finish(self, sequence: Sequence_, *, cancelled: bool) -> None:
+    def finish(self, sequence: S, *, cancelled: bool) -> None:
         """Frees a sequence; unless cancelled, its last full pages are stored."""
         ...
 
@@ -95,7 +98,7 @@ class SchedulerLimits:
     """Prompt tokens computed between two decode steps, of all prompts together."""
 
 
-class _Job:
+class _Job(Generic[S]):
     """A request from submission to its end."""
 
     __slots__ = (
@@ -117,13 +120,13 @@ class _Job:
         self.submitted_s = time.monotonic()
         self.queue_s = 0.0
         self.prefill_s = 0.0
-        self.sequence: Sequence_ | None = None
+        self.sequence: S | None = None
         self.cancelled = False
         self.sent = 0
         self.text = tokenizer.stream()
         self.stop = StopText(generation.stop)
 
-    def prompt_use(self, sequence: Sequence_) -> PromptUse:
+    def prompt_use(self, sequence: S) -> PromptUse:
         return PromptUse(
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
@@ -134,7 +137,7 @@ class _Job:
         )
 
 
-class Scheduler:
+class Scheduler(Generic[S]):
     """The engine over a runner. Requests start in the order they came; steps take turns among those that run.
 
     A prompt takes at most half of a step's prefill tokens while others wait for theirs, so that a short one is not
@@ -143,7 +146,7 @@ class Scheduler:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner[S],
         tiers: ServedTiers,
         *,
         limits: SchedulerLimits,
@@ -159,8 +162,8 @@ class Scheduler:
         self._limits = limits
         self._loop = loop
         self._wake = threading.Condition()
-        self._waiting: deque[_Job] = deque()
-        self._running: list[_Job] = []
+        self._waiting: deque[_Job[S]] = deque()
+        self._running: list[_Job[S]] = []
         self._starting = 0
         self._closing = False
         self._dead = False
@@ -173,7 +176,7 @@ class Scheduler:
 
     def submit(self, generation: Generation, listener: Listener) -> Cancel:
         """Puts a request into the queue, or refuses it because the queue is full."""
-        job = _Job(generation, listener, self.tokenizer)
+        job: _Job[S] = _Job(generation, listener, self.tokenizer)
         with self._wake:
             if self._dead or self._closing:
                 raise ApiError("the engine has stopped", status=503, kind="service_unavailable")
@@ -299,7 +302,7 @@ class Scheduler:
                 self._start(job)
             self._starting = 0
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: _Job[S]) -> None:
         job.queue_s = time.monotonic() - job.submitted_s
         try:
             job.sequence = self._runner.begin(job.generation)
@@ -309,7 +312,7 @@ class Scheduler:
         else:
             self._running.append(job)
 
-    def _prefill(self, jobs: list[_Job], *, busy: bool) -> None:
+    def _prefill(self, jobs: list[_Job[S]], *, busy: bool) -> None:
         ready = [job for job in jobs if not _sequence(job).is_loading]
         if not ready and jobs:
             if busy:
@@ -333,7 +336,7 @@ class Scheduler:
                 self._out.append(partial(job.listener.prompt_ready, job.prompt_use(sequence)))
                 self._collect(job)
 
-    def _collect(self, job: _Job) -> None:
+    def _collect(self, job: _Job[S]) -> None:
         """Turns new ids into text, sees whether the request is done, and puts what is to tell into the outbox."""
         sequence = _sequence(job)
         ids = sequence.output_ids[job.sent :]
@@ -360,7 +363,8 @@ class Scheduler:
     def _deliver(self) -> None:
         if self._out:
             out, self._out = self._out, []
-            self._call(lambda: [tell() for tell in out])
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_tell_all, out)
 
     def _end_all(self, message: str, status: int) -> None:
         with self._wake:
@@ -368,14 +372,16 @@ class Scheduler:
             self._running.clear()
             self._waiting.clear()
         error = ApiError(message, status=status, kind="internal_error" if status == 500 else "service_unavailable")
-        self._call(lambda: [job.listener.failed(error) for job in jobs])
-
-    def _call(self, tell: Callable[[], object]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(tell)
+        self._out = [partial(job.listener.failed, error) for job in jobs]
+        self._deliver()
 
 
-def _sequence(job: _Job) -> Sequence_:
+def _tell_all(out: Sequence[Callable[[], None]]) -> None:
+    for tell in out:
+        tell()
+
+
+def _sequence(job: _Job[S]) -> S:
     if job.sequence is None:
         raise AssertionError("a job that runs has a sequence")
     return job.sequence

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbench.core.errors import UsageError
+from kvbench.core.units import parse_bytes, parse_duration
 from kvbench.engines.builtin.generation import Cleared, TierCounts, TierSetting
 from kvbench.tiers.registry import default_name, open_tier
 from kvbench.tiers.spec import TierSpec, parse_tier_spec
@@ -114,7 +115,9 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
             count += 1
             number_name = f"{name}{count}"
         named[number_name] = spec
-    policies = {name: "write-through" if not place and options.l1_bytes else options.policy for place, name in enumerate(named)}
+    policies = {
+        name: "write-through" if not place and options.l1_bytes else options.policy for place, name in enumerate(named)
+    }
     settings: list[TierSettings] = []
     try:
         for name, spec in named.items():
@@ -130,6 +133,21 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
         for opened in settings:
             opened.tier.close()
         raise
+
+
+def tier_options(l1: str, specs: Sequence[str], policy: str, load_timeout: str) -> TierOptions:
+    """The tiers of a command line; everything in it is checked before anything is opened."""
+    timeout_s = parse_duration(load_timeout)
+    if timeout_s <= 0:
+        raise UsageError(f"--load-timeout {load_timeout!r} must be above zero; write it like 10s")
+    for spec in specs:
+        parse_tier_spec(spec)
+    return TierOptions(
+        l1_bytes=0 if l1.strip() in ("0", "off", "none") else parse_bytes(l1),
+        specs=tuple(specs),
+        policy=parse_policy(policy),
+        load_timeout_s=timeout_s,
+    )
 
 
 def parse_policy(text: str) -> WritePolicy:
