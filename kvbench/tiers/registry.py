@@ -10,7 +10,10 @@ from kvbench.tiers.spec import TierSpec, parse_tier_spec
 TIERS = {
     "hbm": "kvbench.tiers.device:open_device",
     "dram": "kvbench.tiers.dram:open_dram",
+    "file": "kvbench.tiers.file.tier:open_file",
     "null": "kvbench.tiers.null:open_null",
+    "throttled": "kvbench.tiers.throttled:open_throttled",
+    "faulty": "kvbench.tiers.faulty:open_faulty",
 }
 
 
