@@ -1,0 +1,1 @@
+"""Serving engines behind one small protocol: started, reset, asked for settings and counters."""
