@@ -1,1 +1,1 @@
-"""Engines that serve a model: the built-in one, and adapters that start and drive others."""
+"""Serving engines behind one small protocol: started, reset, asked for settings and counters."""
