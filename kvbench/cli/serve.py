@@ -27,6 +27,9 @@ def serve(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of random weights.")] = 0,
+    split: Annotated[
+        bool, typer.Option("--split", help="Compute the front of a prefix while its back loads, where that is faster.")
+    ] = False,
     max_running: Annotated[int, typer.Option(min=1, metavar="N", help="Requests computed at a time.")] = 16,
     max_waiting: Annotated[int, typer.Option(min=0, metavar="N", help="Requests that may wait; more get a 429.")] = 256,
     prefill_tokens: Annotated[
@@ -68,6 +71,7 @@ def serve(
             device=device,
             dtype=dtype,
             seed=seed,
+            split=split,
             max_running=max_running,
             max_waiting=max_waiting,
             prefill_tokens=prefill_tokens,

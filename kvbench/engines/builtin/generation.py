@@ -146,6 +146,11 @@ class ServedModel:
     block_bytes: int
     architecture: str
     num_parameters: int
+    kv_bytes_per_token_by_kind: Mapping[str, int] = field(default_factory=dict)
+    state_bytes: int = 0
+    dtype: str = ""
+    device: str = ""
+    weights: str = ""
 
 
 class TextStream(Protocol):

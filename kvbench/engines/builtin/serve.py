@@ -27,6 +27,7 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
+    split: bool = False
     max_running: int = 16
     max_waiting: int = 256
     prefill_tokens: int = 512
@@ -104,4 +105,32 @@ def _null_with_tiers(options: ServeOptions, ttft_s: float, itl_s: float) -> Make
 
 
 def _model_engine(options: ServeOptions, model: str) -> MakeEngine:
-    raise UsageError(f"cannot serve {model!r} yet")
+    from kvbench.engines.builtin.tier_store import ServedTiers, open_tiers, tier_options
+
+    asked = tier_options(options.l1, options.tiers, options.policy, options.load_timeout)
+
+    def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
+        from kvbench.engines.builtin.runner import ModelInfo, load_runner
+        from kvbench.engines.builtin.served_model import ServedRunner
+        from kvbench.tiers.tiered import TieredStore
+
+        tiers = ServedTiers(None)
+
+        def open_store(info: ModelInfo) -> TieredStore | None:
+            nonlocal tiers
+            tiers = open_tiers(asked, block_bytes=info.block_bytes)
+            return tiers.store
+
+        runner = load_runner(
+            model,
+            open_store=open_store,
+            device=options.device,
+            dtype=options.dtype,
+            page_tokens=options.page_tokens,
+            seed=options.seed,
+            load_timeout_s=asked.load_timeout_s or 10.0,
+            split=options.split,
+        )
+        return Scheduler(ServedRunner(runner), tiers, limits=_limits(options), loop=loop, on_death=on_death)
+
+    return make

@@ -116,6 +116,8 @@ class Server:
             route(exchange)
         except ApiError as error:
             send_error(exchange, error)
+        except UsageError as error:
+            send_error(exchange, ApiError(str(error)))
 
     def _generate(self, exchange: Exchange, *, chat: bool) -> None:
         if self.draining:
@@ -198,11 +200,16 @@ class Server:
                 "traps": list(self._settings.traps),
                 "model": model.name,
                 "architecture": model.architecture,
+                "weights": model.weights,
+                "device": model.device,
+                "dtype": model.dtype,
                 "num_parameters": model.num_parameters,
                 "vocab_size": model.vocab_size,
                 "max_context_tokens": model.max_context_tokens,
                 "page_tokens": model.page_tokens,
                 "kv_bytes_per_token": model.kv_bytes_per_token,
+                "kv_bytes_per_token_by_kind": dict(model.kv_bytes_per_token_by_kind),
+                "state_bytes": model.state_bytes,
                 "block_bytes": model.block_bytes,
                 "tiers": self.tier_settings(),
             },
