@@ -272,11 +272,11 @@ class HttpConnection(asyncio.Protocol):
     """One client: parses what it sends, answers its requests one after the other, keeps it within the limits."""
 
     __slots__ = (
+        "_behind_another",
         "_body",
         "_body_bytes",
         "_closing",
         "_current",
-        "_fresh",
         "_head_bytes",
         "_headers",
         "_in_head",
@@ -300,6 +300,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Request | bytes] = deque()  # bytes: the refusal that ends the connection
         self._closing = False
         self._paused = False
+        self._behind_another = False  # whether these bytes began with another request
         self._rejected = False
         self.deadline: float | None = None
         self._reset_request()
@@ -312,7 +313,6 @@ class HttpConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._head_bytes = 0
         self._unfinished_head_bytes = 0
-        self._fresh = True  # its first bytes may have come behind those of the request before
         self._in_head = True
 
     # asyncio.Protocol
@@ -347,6 +347,7 @@ class HttpConnection(asyncio.Protocol):
             return
         while data:
             rest = b""
+            self._behind_another = False
             try:
                 self._parser.feed_data(data)
             except self._server.upgrade as upgrade:  # we speak only HTTP/1.1: the request counts, the offer does not
@@ -358,8 +359,7 @@ class HttpConnection(asyncio.Protocol):
                 self._refuse(400, "this is not a request in HTTP/1.1")
                 break
             if self._in_request and self._in_head:  # llhttp hands over whole headers only
-                self._unfinished_head_bytes += 0 if self._fresh else len(data)
-                self._fresh = False
+                self._unfinished_head_bytes += 0 if self._behind_another else len(data)
                 self._check_head(self._unfinished_head_bytes)
             data = rest
         if self._current is None and self._waiting:
@@ -423,6 +423,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """A whole request: answered now, or after those before it."""
         self._in_request = False
+        self._behind_another = True
         if self._rejected:
             return
         parser = self._parser
