@@ -18,6 +18,7 @@ COMMANDS = {
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
     "probe": "kvbench.cli.probe:probe",
     "report": "kvbench.cli.report:report",
+    "serve": "kvbench.cli.serve:serve",
     "topo": "kvbench.cli.topo:topo",
 }
 
