@@ -80,7 +80,6 @@ class Finished(NamedTuple):
     cached_tokens: int | None
     cached_by_tier: dict[str, int] | None
     loaded_bytes: int | None
-    finish_reason: str | None
     reused_connection: bool
     resent: bool
 

@@ -15,7 +15,7 @@ from kvbench.replay.load.plan import Finished, LoadRequest, Progress, WorkerPlan
 from kvbench.replay.load.stream import Stream
 
 _SWEEP_S, _LAG_S = 0.1, 0.05
-_EARLY_NS = 300_000  # a timer that is due within this time is sent now: the loop's own timers tick in milliseconds
+_EARLY_NS = 50_000  # sent now rather than after one more turn of the loop, whose own timers tick in milliseconds
 _CHECK_BYTES = 8 * 1024 * 1024  # of stream chunks kept for a second reading after the run
 _SYLLABLES = 26
 
@@ -322,7 +322,6 @@ def _finished(exchange: Exchange) -> Finished:
         cached_tokens=stream.cached_tokens,
         cached_by_tier=stream.cached_by_tier,
         loaded_bytes=stream.loaded_bytes,
-        finish_reason=stream.finish_reason,
         reused_connection=exchange.reused,
         resent=exchange.resent,
     )

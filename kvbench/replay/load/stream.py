@@ -14,7 +14,7 @@ class Stream:
     """The events of one answer. Feed it body bytes with the time at which they came."""
 
     __slots__ = (
-        "cached_by_tier", "cached_tokens", "chunks", "done", "error", "finish_reason", "first_choice_ns",
+        "cached_by_tier", "cached_tokens", "chunks", "done", "error", "first_choice_ns",
         "first_text_ns", "invalid", "kept", "loaded_bytes", "output_tokens", "prompt_tokens", "rest", "room",
         "tier_details", "token_ids", "usage_seen", "wants_ids",
     )  # fmt: skip
@@ -31,7 +31,6 @@ class Stream:
         self.cached_tokens: int | None = None
         self.cached_by_tier: dict[str, int] | None = None
         self.loaded_bytes: int | None = None
-        self.finish_reason: str | None = None
         self.tier_details, self.wants_ids = tier_details, wants_ids
         self.token_ids: list[int] = []
         self.room = room
@@ -121,8 +120,6 @@ class Stream:
         text = choice.get("text") or (delta.get("content") if isinstance(delta, dict) else None)
         if text and not self.first_text_ns:
             self.first_text_ns = now_ns
-        if isinstance(choice.get("finish_reason"), str):
-            self.finish_reason = choice["finish_reason"]
         ids = choice.get("token_ids")
         if self.wants_ids and isinstance(ids, list):
             self.token_ids.extend(ids)

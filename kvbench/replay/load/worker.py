@@ -1,7 +1,7 @@
 """The program of one worker process: plan in on stdin, news and a summary out on stdout, both as pickles.
 
-After the plan, stdin carries orders, one a line: "go ANCHOR_NS", and "stop" (or the end of stdin) to stop. It imports nothing
-that the run does not need: its memory and start-up are part of what the measurement costs.
+After the plan, stdin carries orders, one a line: "go ANCHOR_NS", and "stop" (or the end of stdin) to stop. It imports
+nothing that the run does not need: its memory and start-up are part of what the measurement costs.
 """
 
 import asyncio
