@@ -111,7 +111,7 @@ class RequestPlan:
     """All requests of one run in the order in which they were planned, picklable, the same for every arm.
 
     `loop` is `closed` only where it was asked for; then `concurrency` is the number of slots. `arrival` says in words
-    how the times came about.
+    how the times came about. After `duration_s` no session starts; None where the number of requests ends the run.
     """
 
     name: str
@@ -123,4 +123,5 @@ class RequestPlan:
     arrival: str
     history: History
     reuse: Reuse
+    duration_s: float | None = None
     warnings: tuple[Warning_, ...] = ()
