@@ -42,9 +42,7 @@ def _reuse(summaries: Sequence[ArmSummary], ideal: float) -> Answer:
     shares = {one.arm: _share(one) for one in told}
     first, last = told[0], told[-1]
     added = shares[last.arm] - shares[first.arm]
-    text = (
-        f"From a cache came, of all prompt tokens: {'; '.join(parts)}. A cache without limit would have {ideal:.0%}."
-    )
+    text = f"From a cache came, of all prompt tokens: {'; '.join(parts)}. A cache without limit would have {ideal:.0%}."
     if len(told) > 1:
         text += f" {last.arm} added {added * 100:.0f} percentage points over {first.arm}."
     return Answer(question=REUSE, text=text, tone="good" if added >= 0.01 else "neutral")

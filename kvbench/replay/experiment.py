@@ -32,9 +32,7 @@ FALLBACK_VOCABULARY = 8192
 
 def order(arms: Sequence[Arm], pairs: int) -> list[tuple[int, Arm]]:
     """Round and arm of every run: each round has every arm once, and every second round goes backwards (ABBA)."""
-    return [
-        (number, arm) for number in range(pairs) for arm in (arms if number % 2 == 0 else tuple(reversed(arms)))
-    ]
+    return [(number, arm) for number in range(pairs) for arm in (arms if number % 2 == 0 else tuple(reversed(arms)))]
 
 
 def replay(
@@ -280,9 +278,7 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
     for summary in result.summaries:
         if summary.failed:
             told = ", ".join(f"{count} {status}" for status, count in summary.failed.items())
-            example = next(
-                request for run in result.runs_of(summary.arm) for request in run.requests if not request.ok
-            )
+            example = next(request for run in result.runs_of(summary.arm) for request in run.requests if not request.ok)
             found.append(
                 Warning_(
                     code="failed-requests",
@@ -299,7 +295,7 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
                     remedy="see its log; a tier that drops or fails is not what was meant to be measured",
                 )
             )
-    if 1 < len(result.arms) and result.rounds < 5:
+    if len(result.arms) > 1 and result.rounds < 5:
         found.append(
             Warning_(
                 code="few-pairs",

@@ -89,9 +89,7 @@ def sample(one: Finished, planned: Mapping[int, PlannedRequest], anchor_ns: int)
         first_text_s=at(one.first_text_ns),
         last_choice_s=at(one.last_choice_ns),
         end_s=at(one.end_ns) or 0.0,
-        itls_s=tuple(
-            round(seconds_from_ns(later - earlier), 7) for earlier, later in pairwise(stamps)
-        ),
+        itls_s=tuple(round(seconds_from_ns(later - earlier), 7) for earlier, later in pairwise(stamps)),
         invalid_events=one.invalid_events,
         prompt_tokens=one.prompt_tokens,
         output_tokens=one.output_tokens,

@@ -24,6 +24,7 @@ BUSY_RATIO = 0.8
 LAG_S = 0.05
 _SETTLE_S, _SETTLE_POLL_S = 3.0, 0.2
 _REFUSED_IN_A_ROW = 20
+_TELL_S = 1.0
 
 Tell = Callable[[str, float], None]
 
@@ -78,9 +79,13 @@ def run_once(
     tally = _Tally(total=len(plan.requests))
     started = time.monotonic()
 
+    told_s = [started]
+
     def watch(live: Live) -> str | None:
         tally.add(live.fresh)
-        tell(tally.line(live.in_flight), tally.finished / tally.total)
+        if time.monotonic() - told_s[0] >= _TELL_S:
+            told_s[0] = time.monotonic()
+            tell(tally.line(live.in_flight), tally.finished / tally.total)
         if (death := adapter.death(endpoint)) is not None:
             return death
         if tally.refused_in_a_row >= _REFUSED_IN_A_ROW:
