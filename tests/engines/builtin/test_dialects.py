@@ -165,9 +165,7 @@ def test_sglangs_flush_keeps_the_storage_and_is_refused_while_requests_run(folde
         assert cached(server, fresh(3)) == 0
 
 
-@pytest.mark.parametrize(
-    ("dialect", "trap"), [("vllm", "no-prompt-tokens-details"), ("sglang", "no-cache-report")]
-)
+@pytest.mark.parametrize(("dialect", "trap"), [("vllm", "no-prompt-tokens-details"), ("sglang", "no-cache-report")])
 def test_details_that_are_not_reported_are_null_and_not_zero(dialect: str, trap: str) -> None:
     with serving("--null", "--dialect", dialect, "--trap", trap) as server:
         assert server.complete(prompt="x").json()["usage"]["prompt_tokens_details"] is None

@@ -89,7 +89,7 @@ def test_every_fault_does_what_its_name_says_to_the_request_it_is_for(server: Se
     assert end_s >= 0.05 * 5
     assert received.count(b"data: ") == 6
     events = [line for line in raw(server)[0].split(b"\n") if line.startswith(b"data: ")]
-    with pytest.raises(ValueError, match="Unterminated|Expecting"):
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
         json.loads(events[1].removeprefix(b"data: "))
     assert b'"usage"' not in raw(server)[0]
     assert b'"usage"' not in raw(server, stream=False)[0]
@@ -98,7 +98,7 @@ def test_every_fault_does_what_its_name_says_to_the_request_it_is_for(server: Se
     assert [json.loads(event[6:])["choices"][0]["text"] for event in events] == [" t0 t1", " t2 t3"]
     received, end, _, _ = raw(server)
     assert (received.count(b"data: "), b"[DONE]" in received, end) == (2, False, "closed")
-    with pytest.raises(ValueError, match="Unterminated|Expecting"):
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
         json.loads(raw(server, stream=False)[0].partition(b"\r\n\r\n")[2])
     assert raw(server)[0].count(b"data: ") == 6  # request 15 has no fault
     raw(server)
@@ -169,7 +169,7 @@ def test_a_mistake_in_the_file_is_named(text: str, message: str, tmp_path: Path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(KvbenchError, match="nowhere.yaml: cannot be read"):
+    with pytest.raises(KvbenchError, match=r"nowhere\.yaml: cannot be read"):
         load_faults(tmp_path / "nowhere.yaml")
 
 
