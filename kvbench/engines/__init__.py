@@ -1,1 +1,1 @@
-"""Engines that serve a model: the built-in one, and adapters that start and drive others."""
+"""Serving engines: the built-in one, and adapters to others."""

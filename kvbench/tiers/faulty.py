@@ -88,6 +88,9 @@ class FaultyTier:
         self._asked: Counter[tuple[str, BlockKey]] = Counter()
         self._blocks = 0
         self._torn: set[BlockKey] = set()
+        self._damaged_blocks = self._damaged_bytes = self._dropped_blocks = (
+            0  # which the tier inside counts as loaded and evicted
+        )
         self._closed = threading.Event()
         self._counters = TierCounters()
 
@@ -150,7 +153,11 @@ class FaultyTier:
             into[len(into) // 2 :] = bytes(len(into) - len(into) // 2)
         else:
             into[len(into) // 2] ^= 1
-        self.inner.evict([want.key])
+        dropped = sum(self.inner.evict([want.key]))
+        with self._lock:
+            self._damaged_blocks += 1
+            self._damaged_bytes += want.into.nbytes
+            self._dropped_blocks += dropped
         return Outcome("corrupt", f"injected: {'torn when it was stored' if torn else 'a bit flipped'}")
 
     def _draws(self, kind: str, key: BlockKey) -> Callable[[str], float] | None:
@@ -213,9 +220,9 @@ class FaultyTier:
             capacity_bytes=inner.capacity_bytes,
             stored_blocks=inner.stored_blocks,
             stored_bytes=inner.stored_bytes,
-            loaded_blocks=inner.loaded_blocks,
-            loaded_bytes=inner.loaded_bytes,
-            evicted_blocks=inner.evicted_blocks,
+            loaded_blocks=inner.loaded_blocks - self._damaged_blocks,
+            loaded_bytes=inner.loaded_bytes - self._damaged_bytes,
+            evicted_blocks=inner.evicted_blocks - self._dropped_blocks,
             misses=inner.misses,
             corrupt=inner.corrupt + mine.corrupt,
             timeouts=inner.timeouts + mine.timeouts,

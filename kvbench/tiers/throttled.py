@@ -11,7 +11,7 @@ from kvbench.core.units import parse_bandwidth, parse_duration
 from kvbench.tiers.base import Block, Entry, Outcome, Tier, TierStats, Wanted
 from kvbench.tiers.spec import TierSpec
 
-_QUANTUM_S = 1e-3  # a store lets go of the link this often, so that a load waits no longer
+_QUANTUM_S = 5e-4  # a store lets go of the link this often, so that a load waits no longer
 
 
 def open_throttled(spec: TierSpec, *, block_bytes: int, name: str) -> "ThrottledTier":
