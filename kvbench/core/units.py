@@ -173,6 +173,11 @@ def seconds_from_ms(elapsed_ms: float) -> float:
     return elapsed_ms * 1e-3
 
 
+def ms_from_seconds(seconds: float) -> float:
+    """For files of other tools whose times are in milliseconds."""
+    return seconds * 1e3
+
+
 def ns_from_seconds(seconds: float) -> int:
     """A duration as a difference of two `perf_counter_ns` readings."""
     return round(seconds * 1e9)

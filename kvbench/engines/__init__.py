@@ -1,0 +1,1 @@
+"""Serving engines: the built-in one, and adapters to others."""

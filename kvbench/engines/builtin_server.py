@@ -1,0 +1,134 @@
+"""The built-in engine as an arm: `kvbench serve` with the arm's tiers, one process per arm."""
+
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvbench.core.errors import UsageError
+from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, Setting, TierCounters
+from kvbench.engines.server_process import ServerProcess
+from kvbench.engines.url import detect, reset_caches, server_counters, server_settings
+
+_DEFAULT_MODEL = "demo"
+_DEFAULT_SIZES = {"hbm": "64MiB", "dram": "dram:1GiB"}
+
+
+def open_builtin_adapter(options: EngineOptions) -> "BuiltinAdapter":
+    """The adapter of `kvbench serve`."""
+    return BuiltinAdapter(options)
+
+
+class BuiltinAdapter:
+    """Starts `kvbench serve MODEL --l1 SIZE --tier SPEC…` on a free port of the loopback interface."""
+
+    name = "builtin"
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._servers: dict[str, ServerProcess] = {}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def command(self, arm: Arm) -> tuple[tuple[str, ...], ...]:
+        """The command line of the arm."""
+        return ((*self._kvbench(), *self._arguments(arm)),)
+
+    def start(self, arm: Arm) -> Endpoint:
+        """A running server for the arm."""
+        work = self._work_dir()
+        number = len(list(work.glob("server-*.log")))
+        ready = work / f"server-{number}.url"
+        process = ServerProcess(
+            (*self._kvbench(), *self._arguments(arm), "--ready-file", str(ready)),
+            log=work / f"server-{number}.log",
+            environment=self._options.environment,
+        )
+        try:
+            process.wait_until(
+                lambda: ready.is_file() and ready.stat().st_size > 0, timeout_s=self._options.start_timeout_s
+            )
+            url = ready.read_text(encoding="utf-8").strip()
+            endpoint = detect(url, pid=process.pid, timeout_s=self._options.call_timeout_s)
+        except BaseException:
+            process.stop()
+            raise
+        self._servers[endpoint.url] = process
+        return endpoint
+
+    def switch(self, endpoint: Endpoint, arm: Arm) -> Endpoint | None:
+        """None: every arm has its own server, since sizes differ and an idle one costs nothing."""
+        return None
+
+    def stop(self, endpoint: Endpoint | None = None) -> None:
+        """Stops one server, or all of them and their scratch folder."""
+        if endpoint is not None:
+            process = self._servers.pop(endpoint.url, None)
+            if process is not None:
+                process.stop()
+            return
+        while self._servers:
+            _, process = self._servers.popitem()
+            process.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def death(self, endpoint: Endpoint) -> str | None:
+        """Why the server ended."""
+        process = self._servers.get(endpoint.url)
+        return None if process is None else process.death()
+
+    def reset(self, endpoint: Endpoint) -> ResetReport:
+        """Clears every tier."""
+        return reset_caches(endpoint, timeout_s=self._options.call_timeout_s)
+
+    def settings(self, endpoint: Endpoint) -> Mapping[str, Setting]:
+        """Resolved settings."""
+        return server_settings(endpoint, timeout_s=self._options.call_timeout_s)
+
+    def counters(self, endpoint: Endpoint) -> TierCounters:
+        """Counters now."""
+        return server_counters(endpoint, timeout_s=self._options.call_timeout_s)
+
+    def _kvbench(self) -> tuple[str, ...]:
+        return (sys.executable, "-m", "kvbench")
+
+    def _arguments(self, arm: Arm) -> tuple[str, ...]:
+        if arm.url is not None:
+            raise UsageError(f"arm {arm.name!r} is an address; leave out --engine builtin, or name tiers: l1+l2=1GiB")
+        arguments = ["serve", self._options.model or _DEFAULT_MODEL, "--host", "127.0.0.1", "--port", "0"]
+        hbm = arm.tier("hbm")
+        if hbm is None:
+            arguments += ["--l1", "0"]
+        else:
+            arguments += ["--l1", hbm.value or _DEFAULT_SIZES["hbm"]]
+        for tier in arm.tiers:
+            if tier.name != "hbm":
+                arguments += ["--tier", self._spec(tier.name, tier.value, arm)]
+        return (*arguments, *self._options.arguments)
+
+    def _spec(self, name: str, value: str | None, arm: Arm) -> str:
+        """`1GiB` as `dram:1GiB`, `/mnt/kv` as `file:/mnt/kv`; a whole tier spec stays as it is."""
+        if value is not None and ":" in value:
+            return value
+        if name == "dram":
+            return f"dram:{value}" if value else _DEFAULT_SIZES["dram"]
+        if name == "file":
+            return f"file:{value or self._work_dir() / 'file-tier'}"
+        raise UsageError(
+            f"arm {arm.name!r}: the built-in engine needs an address for {name!r}; "
+            "write it like l4=s3://bucket/prefix?endpoint=http://127.0.0.1:8333"
+        )
+
+    def _work_dir(self) -> Path:
+        if self._options.work_dir is not None:
+            return self._options.work_dir
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="kvbench-replay-")
+        return Path(self._folder.name)
+
+
+def shell_lines(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Commands as one can paste them into a shell."""
+    return tuple(shlex.join(command) for command in commands)
