@@ -1,8 +1,8 @@
 """What the load generator of `kvbench replay` costs, and how late it is, against `kvbench serve --null`; peers by path.
 
     python tests/live/bench_replay_client.py lateness [--rate 200] [--seconds 60]
-    python tests/live/bench_replay_client.py peak [--tokens 16] [--requests 2000] [--vllm V/bin/vllm] [--guidellm G/bin/guidellm]
-        [--aiperf A/bin/aiperf] [--tokenizer DIR]
+    python tests/live/bench_replay_client.py peak [--tokens 16] [--requests 2000]
+        [--vllm V/bin/vllm] [--guidellm G/bin/guidellm] [--aiperf A/bin/aiperf] [--tokenizer DIR]
     python tests/live/bench_replay_client.py small        # 50 requests, start-up included: CPU seconds and memory
 
 Peers are run from their own environments. CPU seconds are user and system time of the whole client with its children.
@@ -68,7 +68,8 @@ def lateness(rate: float, seconds: float, workers: int) -> None:
     print(
         f"{rate:g} requests/s for {seconds:g} s: {ok} ok of {len(found.finished)}; send error p50 "
         f"{percentile(lags, 0.5):.2f} ms, p99 {percentile(lags, 0.99):.2f} ms, max {max(lags):.2f} ms; "
-        f"client {found.cpu_s:.1f} CPU-s ({found.run_cpu_s / found.run_s:.0%} of a CPU), {found.max_rss_bytes / 1e6:.0f} MB"
+        f"client {found.cpu_s:.1f} CPU-s ({found.run_cpu_s / found.run_s:.0%} of a CPU), "
+        f"{found.max_rss_bytes / 1e6:.0f} MB; load average {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -78,15 +79,14 @@ def peak(options: argparse.Namespace) -> None:
             found = load(url, options.requests, rate=None, slots=32, tokens=options.tokens, workers=workers)
             ok = sum(one.status == "ok" for one in found.finished)
             print(
-                f"kvbench, {workers} worker: {ok / found.run_s:.0f} requests/s, {ok / found.run_cpu_s:.0f} per CPU-s of the "
-                f"run, {ok / found.cpu_s:.0f} per CPU-s with start-up"
+                f"kvbench, {workers} worker: {ok / found.run_s:.0f} requests/s, {ok / found.run_cpu_s:.0f} per CPU-s "
+                f"of the run, {ok / found.cpu_s:.0f} per CPU-s with start-up"
             )
         for name, command in peer_commands(options, url):
             cpu_s, wall_s, code = timed(command)
             rate = options.requests / cpu_s if cpu_s else 0.0
-            print(
-                f"{name}: {options.requests} requests, exit {code}, {wall_s:.1f} s, {cpu_s:.1f} CPU-s, {rate:.0f} per CPU-s"
-            )
+            done = f"{options.requests} requests, exit {code}, {wall_s:.1f} s, {cpu_s:.1f} CPU-s"
+            print(f"{name}: {done}, {rate:.0f} per CPU-s")
 
 
 def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, list[str]]]:
@@ -100,7 +100,8 @@ def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, 
     if options.guidellm:
         data = json.dumps({"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": options.tokens})
         yield "guidellm", [
-            options.guidellm, "run", "--backend", f"kind=openai_http,target={url},model=null,request_format=/v1/completions",
+            options.guidellm, "run",
+            "--backend", f"kind=openai_http,target={url},model=null,request_format=/v1/completions",
             "--profile", "kind=concurrent,streams=32", "--constraint", f"kind=max_requests,count={n}",
             "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--data", data, "--disable-progress",
         ]  # fmt: skip
@@ -108,7 +109,8 @@ def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, 
         yield "aiperf", [
             options.aiperf, "profile", "--model", "null", "--url", url, "--endpoint-type", "completions", "--streaming",
             "--tokenizer", tokenizer, "--isl", "64", "--isl-stddev", "0", "--osl", tokens, "--osl-stddev", "0",
-            "--extra-inputs", "ignore_eos:true", "--concurrency", "32", "--request-count", n, "--use-server-token-count",
+            "--extra-inputs", "ignore_eos:true", "--concurrency", "32", "--request-count", n,
+            "--use-server-token-count",
             "--ui", "none", "--output-artifact-dir", tempfile.mkdtemp(),
         ]  # fmt: skip
 
