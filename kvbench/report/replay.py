@@ -251,8 +251,7 @@ def _comparison_table(result: ReplayResult) -> TextTable:
 def _hit_table(result: ReplayResult) -> TextTable:
     return TextTable(
         title="TTFT by the tier that served it and by prompt length",
-        columns=("arm", "served by", "prompt tokens", "requests", "TTFT p50", "max", "computed", "served / computed",
-                 "verdict"),
+        columns=("arm", "tier", "prompt tokens", "n", "TTFT p50", "computed (in)", "change", "verdict"),
         left=frozenset({"served by", "verdict"}),
         rows=tuple(_hit_cells(row) for row in result.hits),
         note="served by: the tier of most cached tokens where at least half of the prompt was cached, else miss. "

@@ -194,6 +194,8 @@ class Scheduler(Generic[S]):
         def cancel() -> None:
             with self._wake:
                 job.cancelled = True
+                if job.sequence is None and job in self._waiting:
+                    self._waiting.remove(job)
                 self._wake.notify()
 
         return cancel

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvbench.core.errors import UsageError
@@ -95,6 +95,7 @@ def _null_with_tiers(options: ServeOptions, ttft_s: float, itl_s: float) -> Make
     from kvbench.engines.builtin.tier_store import open_tiers, tier_options
 
     asked = tier_options(options.l1, options.tiers, options.policy, options.load_timeout)
+    asked = replace(asked, l1_in_host_memory=True)
 
     def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
         tiers = open_tiers(asked, block_bytes=null_block_bytes(options.page_tokens))

@@ -21,11 +21,12 @@ from kvbench.engines.builtin.api import Answer, FormatUsage, parse_ask, parse_ob
 from kvbench.engines.builtin.dialect_native import Native
 from kvbench.engines.builtin.dialects import Dialect, dialect_named, reset_trap
 from kvbench.engines.builtin.faults import Faults, FaultyExchange, refuse
-from kvbench.engines.builtin.generation import ApiError, Cleared, Engine
+from kvbench.engines.builtin.generation import ApiError, Cancel, Cleared, Engine
 from kvbench.engines.builtin.http import Exchange, HttpLimits, HttpServer, http_server
 from kvbench.engines.builtin.metrics import Counters, Observed, exposition
 
 Route = Callable[[Exchange], None]
+_DRAIN_S = 10.0  # for stores that are on their way when the server ends; a tier that hangs gets no more
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -56,7 +57,7 @@ class Server:
         self._settings = settings
         self._number = 0
         self._prefix = os.urandom(6).hex()
-        self._open: dict[Answer, Observed] = {}
+        self._open: dict[Observed, Cancel] = {}
         self._control = ThreadPoolExecutor(1, "kvbench-control")
         self._loop = asyncio.get_running_loop()
         self._http: HttpServer | None = None
@@ -154,10 +155,10 @@ class Server:
             raise
         if watched.over:
             return
-        self._open[answer] = watched
+        self._open[watched] = cancel
 
         def over(gone: bool) -> None:
-            self._open.pop(answer, None)
+            self._open.pop(watched, None)
             if gone:
                 cancel()
                 watched.aborted()
@@ -332,16 +333,18 @@ class Server:
         deadline = time.monotonic() + grace_s
         while self._open and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        cut = list(self._open.values())
-        for watched in cut:
+        cut = dict(self._open)
+        for watched, cancel in cut.items():
+            cancel()
             watched.failed(ApiError("the server was stopped", status=503, kind="service_unavailable"))
         await asyncio.sleep(0.05 if cut else 0)
         return len(cut)
 
     async def close(self, grace_s: float) -> None:
         """Ends connections, drains the tiers and closes the engine."""
-        await self._loop.run_in_executor(self._control, partial(self.engine.drain, max(grace_s, 1.0)))
-        await self._loop.run_in_executor(self._control, partial(self.engine.close, max(grace_s, 1.0)))
+        drain_s = max(grace_s, _DRAIN_S)
+        await self._loop.run_in_executor(self._control, partial(self.engine.drain, drain_s))
+        await self._loop.run_in_executor(self._control, partial(self.engine.close, drain_s))
         if self._http is not None:
             self._http.close_connections()
         self._control.shutdown(wait=False, cancel_futures=True)

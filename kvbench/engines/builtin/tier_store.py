@@ -7,7 +7,7 @@ from kvbench.core.errors import UsageError
 from kvbench.core.units import parse_bytes, parse_duration
 from kvbench.engines.builtin.generation import Cleared, TierCounts, TierSetting
 from kvbench.tiers.registry import default_name, open_tier
-from kvbench.tiers.spec import TierSpec, parse_tier_spec
+from kvbench.tiers.spec import Scheme, TierSpec, parse_tier_spec
 from kvbench.tiers.tiered import TieredStore, TierSettings, WritePolicy
 
 POLICIES: tuple[WritePolicy, ...] = ("write-through", "write-through-selective", "write-back")
@@ -21,6 +21,8 @@ class TierOptions:
     specs: tuple[str, ...] = ()
     policy: WritePolicy = "write-through"
     load_timeout_s: float | None = None
+    l1_in_host_memory: bool = False
+    """L1 without torch, for an engine that has no tensors."""
 
 
 @dataclass(slots=True)
@@ -103,18 +105,19 @@ class ServedTiers:
 
 def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
     """The tiered store of these options; none if there is no tier at all."""
-    specs = [TierSpec(scheme="hbm", size_bytes=options.l1_bytes)] if options.l1_bytes else []
-    specs += [parse_tier_spec(spec) for spec in options.specs]
-    if not specs:
-        return ServedTiers(None)
     named: dict[str, TierSpec] = {}
-    for spec in specs:
+    if options.l1_bytes:
+        scheme: Scheme = "dram" if options.l1_in_host_memory else "hbm"
+        named["hbm"] = TierSpec(scheme=scheme, size_bytes=options.l1_bytes)
+    for spec in map(parse_tier_spec, options.specs):
         name = number_name = default_name(spec)
         count = 1
         while number_name in named:
             count += 1
             number_name = f"{name}{count}"
         named[number_name] = spec
+    if not named:
+        return ServedTiers(None)
     policies = {
         name: "write-through" if not place and options.l1_bytes else options.policy for place, name in enumerate(named)
     }
