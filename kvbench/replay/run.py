@@ -214,8 +214,8 @@ def _warnings(load: LoadResult, samples: tuple[RequestSample, ...], plan: Reques
         found.append(
             Warning_(
                 code="client-delayed",
-                message=f"the load generator waited for a CPU: 1 % of its beats were {health.loop_lag_p99_s or 0:.3f} s "
-                f"late, while it used {health.cpu_ratio:.0%} of one",
+                message=f"the load generator waited for a CPU: 1 % of its beats were "
+                f"{health.loop_lag_p99_s or 0:.3f} s late, while it used {health.cpu_ratio:.0%} of one",
                 remedy="the machine is too busy for exact times; leave a CPU to the client, or move it elsewhere",
             )
         )

@@ -169,8 +169,8 @@ def _arm_table(result: ReplayResult) -> TextTable:
         left=frozenset({"start"}),
         rows=tuple(rows),
         highlight=frozenset() if result.headline is None else frozenset({len(rows) - 1}),
-        note=f"{', '.join(sources) or 'no source'}: prompt tokens by where they came from, as the server counts; cached: "
-        "all but the computed ones. start: the cache at the start of a run.",
+        note=f"{', '.join(sources) or 'no source'}: prompt tokens by where they came from, as the server counts; "
+        "cached: all but the computed ones. start: the cache at the start of a run.",
     )  # fmt: skip
 
 
@@ -247,7 +247,8 @@ def _comparison_table(result: ReplayResult) -> TextTable:
         rows=tuple(rows),
         highlight=frozenset(highlight),
         note=f"No P99 of a run below {least_samples(0.99)} requests, nor of fewer gaps. Better or worse: the interval "
-        f"excludes no change and the change is beyond ±{result.margin_ratio:.0%}; no difference: the interval lies within it.",
+        f"excludes no change and the change is beyond ±{result.margin_ratio:.0%}; no difference: the interval lies "
+        "within it.",
     )  # fmt: skip
 
 
