@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.cli.main import main
 from kvbench.engines.arms import parse_arms
 from kvbench.engines.base import EngineAdapter, EngineOptions
 from kvbench.engines.registry import open_engine
@@ -10,7 +11,7 @@ from kvbench.replay.cold import make_cold, probe_requests
 from kvbench.replay.experiment import order, provenance, replay
 from kvbench.replay.load.plan import Limits
 from kvbench.replay.settings import CacheMode, ReplaySettings, parse_slo
-from kvbench.results.codec import from_json, to_json
+from kvbench.results.codec import from_json, read_document, to_json, write_document
 from kvbench.results.document import new_document, numbers_without_origin
 from kvbench.results.replay import ReplayResult
 from kvbench.workloads.base import RequestPlan
@@ -106,6 +107,23 @@ def test_a_replay_survives_saving_and_every_number_has_an_origin(tiered: ReplayR
     document = new_document(tiered, command_line=("kvbench", "replay"), provenance=provenance(tiered))
     assert numbers_without_origin(document) == ()
     assert from_json(to_json(document), source="test") == document
+
+
+def test_a_replay_is_held_against_the_prediction(
+    tiered: ReplayResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, answer = tmp_path / "replay.json", tmp_path / "answer.json"
+    write_document(new_document(tiered, command_line=(), provenance=provenance(tiered)), saved)
+    arguments = ["qwen3-0.6b", "--check", str(saved), "--tier", "dram=50GB/s", "--out", str(answer)]
+    assert main(["load-vs-recompute", *arguments]) == 0
+    assert "saved by a hit in dram" in capsys.readouterr().out
+    row = next(row for row in tiered.hits if row.tier == "dram")
+    middle = row.ttft_s.at(0.5)
+    assert middle is not None
+    checks = read_document(answer).result.checks
+    check = next(one for one in checks if "dram" in one.what)
+    assert check.tokens == round(row.cached_tokens / row.requests)
+    assert check.measured_s == pytest.approx((row.computed_ttft_s or 0) - middle.value)
 
 
 def test_a_tier_that_served_nothing_is_said_to_be_idle() -> None:

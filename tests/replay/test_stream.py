@@ -17,7 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def read(*pieces: bytes, **options: bool) -> Stream:
-    stream = Stream(**options)  # type: ignore[arg-type]
+    stream = Stream(**options)
     for number, piece in enumerate(pieces, start=1):
         stream.feed(piece, number)
     stream.end()
