@@ -52,11 +52,11 @@ class ServerPlan:
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
         """Command lines that can be pasted into a shell, with the environment in front."""
-        return tuple(
-            (*(("env", *(f"{key}={value}" for key, value in program.environment.items())) if program.environment else ()),
-             *program.command)
-            for program in self.programs
-        )  # fmt: skip
+        lines = []
+        for program in self.programs:
+            settings = [f"{key}={value}" for key, value in program.environment.items()]
+            lines.append((*(["env", *settings] if settings else []), *program.command))
+        return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

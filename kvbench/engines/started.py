@@ -53,7 +53,8 @@ class StartedEngine:
         processes: list[ServerProcess] = []
         try:
             for program in plan.programs:
-                processes.append(self._launch(program, work))
+                process = self._launch(program, work)
+                processes.append(process)
             endpoint = detect(plan.url, model=None, pid=processes[-1].pid, timeout_s=self._options.call_timeout_s)
         except BaseException:
             for process in reversed(processes):

@@ -173,7 +173,8 @@ def _lmcache(arm: Arm, options: EngineOptions, work: Path, parts: _Parts, enviro
     command = [find_program("lmcache", options), "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--l1-size-gb", f"{size_bytes / GIB:g}"]
     # Without a GPU only this transfer mode has a handler, and it needs shared memory; vLLM would wait for ever.
-    command += ["--no-l1-use-lazy", "--supported-transfer-mode", "engine_driven", "--shm-name", f"kvbench_{port}"]
+    command += ["--no-l1-use-lazy", "--eviction-policy", "LRU", "--chunk-size", "256"]
+    command += ["--supported-transfer-mode", "engine_driven", "--shm-name", f"kvbench_{port}"]
     if place:
         folder = scratch_folder(ArmTier(name="file", value=place), work, arm)
         parts.folders.append(folder)

@@ -1,8 +1,8 @@
 """Lets vLLM's OffloadingConnector run on a host without GPU: replaces only what copies pages.
 
-Stock vLLM builds its worker from CUDA or XPU streams and refuses elsewhere. These specs keep vLLM's scheduler, CPU tier,
-tiering, secondary tiers (fs, obj, p2p) and metrics, and copy pages with memmove. Loaded by vLLM through its extension
-point, which it calls experimental (read and run against vLLM 0.32):
+Stock vLLM builds its worker from CUDA or XPU streams and refuses elsewhere. These specs keep vLLM's scheduler, CPU
+tier, tiering, secondary tiers (fs, obj, p2p) and metrics, and copy pages with memmove. Loaded by vLLM through its
+extension point, which it calls experimental (read and run against vLLM 0.32):
 
     --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config":
       {"spec_name": "HostTieringSpec", "spec_module_path": "vllm_host_offload", "cpu_bytes_to_use": 67108864}}'
