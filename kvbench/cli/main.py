@@ -17,7 +17,9 @@ COMMANDS = {
     "deadlock-diagnose": "kvbench.cli.deadlock_diagnose:deadlock_diagnose",
     "load-vs-recompute": "kvbench.cli.load_vs_recompute:load_vs_recompute",
     "probe": "kvbench.cli.probe:probe",
+    "replay": "kvbench.cli.replay:replay",
     "report": "kvbench.cli.report:report",
+    "serve": "kvbench.cli.serve:serve",
     "topo": "kvbench.cli.topo:topo",
 }
 

@@ -77,6 +77,17 @@ def parse_duration(text: str) -> float:
     return _finite(value * _SECONDS[unit], "duration", text, "100us")
 
 
+def parse_request_rate(text: str) -> float:
+    """Requests per second in a rate such as `2/s`, `0.5/s` or `30/min`."""
+    value, unit = _split(text, "rate", "2/s")
+    per = unit.removeprefix("/")
+    if per == unit or per not in _SECONDS:
+        raise UsageError(f"rate {text!r} has unit {unit!r}; write requests per time, like 2/s or 30/min")
+    if value <= 0:
+        raise UsageError(f"rate {text!r} must be above zero; write it like 2/s")
+    return _finite(value / _SECONDS[per], "rate", text, "2/s")
+
+
 def parse_flop_rate(text: str) -> float:
     """FLOP per second in `989e12` or `989TFLOP/s`."""
     value, unit = _split(text, "compute rate", "989e12 or 989TFLOP/s")
@@ -160,6 +171,11 @@ def seconds_from_ns(clock_ns: float) -> float:
 def seconds_from_ms(elapsed_ms: float) -> float:
     """What a CUDA event timer returns, in seconds."""
     return elapsed_ms * 1e-3
+
+
+def ms_from_seconds(seconds: float) -> float:
+    """For files of other tools whose times are in milliseconds."""
+    return seconds * 1e3
 
 
 def ns_from_seconds(seconds: float) -> int:

@@ -1,1 +1,1 @@
-"""Serving engines behind one small protocol: started, reset, asked for settings and counters."""
+"""Serving engines: the built-in one, and adapters to others."""

@@ -1,7 +1,9 @@
 """Servers that are up: any OpenAI-compatible address. vLLM, SGLang and kvbench serve are known by their pages."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvbench.core.errors import UsageError
@@ -88,12 +90,27 @@ def detect(url: str, *, model: str | None = None, pid: int | None = None, timeou
         model=chosen,
         dialect=dialect,
         version=_text(version.get("version") if isinstance(version, dict) else None) or _text(settings.get("version")),
-        vocab_size=_integer(settings.get("vocab_size")),
+        vocab_size=_integer(settings.get("vocab_size"))
+        or _vocab_of_folder(entry.get("root"), settings.get("model_path")),
         page_tokens=_page_tokens(settings, page),
         kv_bytes_per_token=_number(settings.get("kv_bytes_per_token")),
-        max_model_tokens=_integer(entry.get("max_model_len") or settings.get("max_model_len")),
+        max_model_tokens=_integer(entry.get("max_model_len") or settings.get("max_context_tokens")),
         pid=pid,
     )
+
+
+def _vocab_of_folder(*folders: object) -> int | None:
+    """The vocabulary size of a model folder that the server names, where this machine has it."""
+    for folder in folders:
+        if isinstance(folder, str) and folder:
+            try:
+                body = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            size = _integer(body.get("vocab_size")) if isinstance(body, dict) else None
+            if size:
+                return size
+    return None
 
 
 def server_info(url: str, *, timeout_s: float) -> Mapping[str, Any]:
@@ -107,8 +124,9 @@ def server_info(url: str, *, timeout_s: float) -> Mapping[str, Any]:
 
 
 def _dialect(page: MetricsPage, info: Mapping[str, Any], entry: Mapping[str, Any]) -> Dialect:
-    if info.get("engine") == "kvbench" or "kvbench_version" in info:
-        return "kvbench"
+    spoken: dict[str, Dialect] = {"native": "kvbench", "vllm": "vllm", "sglang": "sglang"}
+    if info.get("engine") == "kvbench":  # it can speak another engine's language
+        return spoken.get(str(info.get("dialect")), "kvbench")
     found = dialect_of(page)
     if found != "unknown":
         return found

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.units import parse_bytes, parse_duration
 from kvbench.probes.device_memory import PAGE_BYTES
-from kvbench.probes.plan_file import quantity, read_plan_file, validated_plan
 from kvbench.results.data import data_folder
+from kvbench.results.written_file import quantity, read_plan_file, validated_plan
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvbench.core.errors import UsageError
 from kvbench.core.units import MIB, parse_bandwidth, parse_bytes, parse_duration
 from kvbench.probes.executions.registry import EXECUTIONS
-from kvbench.probes.plan_file import quantity, read_plan_file, validated_plan
 from kvbench.probes.segments import LAYOUTS, KvShape, Layout, kv_shape
 from kvbench.results.data import data_folder
 from kvbench.results.probe import ProbeDirection
+from kvbench.results.written_file import quantity, read_plan_file, validated_plan
 from kvbench.tiers.file_engines.registry import ENGINES
 from kvbench.tiers.spec import TierSpec, parse_tier_spec
 

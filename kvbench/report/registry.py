@@ -14,6 +14,7 @@ RENDERERS = {
     "load-vs-recompute": "kvbench.report.load_vs_recompute",
     "topology": "kvbench.report.topology",
     "probe": "kvbench.report.probe",
+    "replay": "kvbench.report.replay",
 }
 
 

@@ -80,6 +80,11 @@ def numbers_without_origin(document: Document[Any]) -> tuple[str, ...]:
     return tuple(name for name in names if not _explained(name, document.provenance))
 
 
+def numeric_fields(result: Result) -> tuple[str, ...]:
+    """Dotted names of all numeric fields of a result, for those who explain them by the part they stand in."""
+    return tuple(dict.fromkeys(_numeric_fields(result, "")))
+
+
 def _explained(name: str, provenance: Mapping[str, Origin]) -> bool:
     parts = name.split(".")
     return any(".".join(parts[start:]) in provenance for start in range(len(parts)))

@@ -11,6 +11,7 @@ KINDS = {
     "load-vs-recompute": "kvbench.results.load_vs_recompute:LoadVsRecomputeResult",
     "topology": "kvbench.results.topology:TopologyResult",
     "probe": "kvbench.results.probe:ProbeResult",
+    "replay": "kvbench.results.replay:ReplayResult",
 }
 
 

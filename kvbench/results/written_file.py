@@ -1,4 +1,4 @@
-"""Read a YAML plan into its schema, and say in one line which key of which file is wrong."""
+"""Read YAML that a person wrote into its schema, and say in one line which key of which file is wrong."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -73,6 +73,7 @@ def _known_keys(schema: "type[BaseModel]", path: tuple[int | str, ...]) -> list[
         if isinstance(part, int):  # an item of a list: its schema is the list's argument
             continue
         annotation: Any = schema.model_fields[part].annotation
-        arguments = getattr(annotation, "__args__", ())
-        schema = cast("type[BaseModel]", arguments[0] if arguments else annotation)
+        while not hasattr(annotation, "model_fields"):  # `Part | None`, `list[Part]`, `list[Part] | None`
+            annotation = annotation.__args__[0]
+        schema = cast("type[BaseModel]", annotation)
     return list(schema.model_fields)

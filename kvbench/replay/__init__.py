@@ -1,0 +1,1 @@
+"""The command `kvbench replay`: does tiering help end to end, honestly measured?"""

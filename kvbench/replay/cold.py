@@ -1,0 +1,127 @@
+"""A known cache before each run: emptied by the engine's own calls, and shown to be empty by prompts of the plan."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvbench.engines.base import Endpoint, EngineAdapter
+from kvbench.engines.http_calls import call
+from kvbench.replay.load.schedule import words
+from kvbench.results.replay import CacheCheck, CacheState, ResetProbe
+from kvbench.results.tier_counters import TierCounters
+from kvbench.workloads.base import PlannedRequest, RequestPlan
+
+_ATTEMPTS, _PAUSE_S = 4, 0.5
+_PROBE_TIMEOUT_S = 300.0
+_LOWER = ("dram", "file", "remote", "peer", "external")
+
+
+def probe_requests(plan: RequestPlan) -> tuple[PlannedRequest, ...]:
+    """Prompts that a cache would certainly still have: the one with the longest shared prefix, and the last one."""
+    longest = max(plan.requests, key=lambda request: (request.shared_prefix_tokens, -request.index))
+    last = plan.requests[-1]
+    return (longest,) if last.index == longest.index else (longest, last)
+
+
+def ask(endpoint: Endpoint, prompt: Sequence[int], *, salt: str | None, max_tokens: int = 1) -> ResetProbe:
+    """One request outside the load generator, whose usage says what was cached."""
+    body: dict[str, object] = {
+        "model": endpoint.model,
+        "prompt": list(prompt) if endpoint.takes_ids else words(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
+    if salt is not None:
+        body["cache_salt"] = salt
+    reply = call(endpoint.url, "/v1/completions", method="POST", body=body, timeout_s=_PROBE_TIMEOUT_S)
+    answer = reply.json() if reply.ok else None
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        said = " ".join(reply.text.split())[:120]
+        return ResetProbe(prompt_tokens=len(prompt), cached_tokens=None, status=f"{reply.status or 'failed'}: {said}")
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    told = usage.get("prompt_tokens")
+    return ResetProbe(
+        prompt_tokens=told if isinstance(told, int) else len(prompt),
+        cached_tokens=cached if isinstance(cached, int) else None,
+        status="ok",
+    )
+
+
+def make_cold(
+    adapter: EngineAdapter,
+    endpoint: Endpoint,
+    plan: RequestPlan,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CacheCheck:
+    """Resets, sends prompts of the plan, and resets again, since the prompts are now cached themselves."""
+    steps: list[str] = []
+    probes: tuple[ResetProbe, ...] = ()
+    trouble = ""
+    for attempt in range(_ATTEMPTS):
+        report = adapter.reset(endpoint)
+        steps += [f"{step.what}: {'ok' if step.ok else 'failed'} ({step.detail})" for step in report.steps]
+        if not report.ok:
+            failed = next((step for step in report.steps if not step.ok), None)
+            detail = f"{failed.what}: {failed.detail}" if failed else "the engine has no reset"
+            return CacheCheck(state="unverified", reason=f"the reset failed ({detail})", steps=tuple(steps))
+        before = adapter.counters(endpoint)
+        probes = tuple(ask(endpoint, request.prompt, salt=None) for request in probe_requests(plan))
+        trouble = _trouble(probes, adapter.counters(endpoint).since(before))
+        if not trouble:
+            break
+        if attempt + 1 < _ATTEMPTS:
+            sleep(_PAUSE_S)
+    last = adapter.reset(endpoint)
+    steps += [f"{step.what}: {'ok' if step.ok else 'failed'} ({step.detail})" for step in last.steps]
+    if trouble.startswith("not told"):
+        return CacheCheck(state="unverified", reason=trouble, steps=tuple(steps), probes=probes)
+    if trouble or not last.ok:
+        why = trouble or "the reset after the probe failed, so the probe's own prompts are still cached"
+        return CacheCheck(state="contaminated", reason=why, steps=tuple(steps), probes=probes)
+    tokens = sum(probe.prompt_tokens for probe in probes)
+    reason = f"{len(probes)} prompts of the plan ({tokens:,} tokens) sent after the reset had 0 cached tokens"
+    return CacheCheck(state="verified cold", reason=reason, steps=tuple(steps), probes=probes)
+
+
+def make_salted(endpoint: Endpoint, plan: RequestPlan, *, salt: str) -> CacheCheck:
+    """Gives the run a namespace of its own. Logically cold: old blocks still take up room."""
+    if endpoint.dialect == "unknown":
+        return CacheCheck(state="unverified", reason="a server of unknown make may ignore cache_salt")
+    probes = tuple(ask(endpoint, request.prompt, salt=f"{salt}-probe") for request in probe_requests(plan))
+    trouble = _trouble(probes, TierCounters())
+    if trouble:
+        state: CacheState = "unverified" if trouble.startswith("not told") else "contaminated"
+        return CacheCheck(state=state, reason=trouble, probes=probes)
+    return CacheCheck(
+        state="cold by salt",
+        reason="each run has a cache_salt of its own and finds nothing cached; old blocks still take up room",
+        probes=probes,
+    )
+
+
+def make_warm(endpoint: Endpoint, plan: RequestPlan) -> CacheCheck:
+    """Sends every prompt of the plan once, unmeasured."""
+    failed = sum(ask(endpoint, request.prompt, salt=None).status != "ok" for request in plan.requests)
+    reason = f"every prompt was sent once before, unmeasured ({failed} of {len(plan.requests)} failed)"
+    return CacheCheck(state="warm", reason=reason)
+
+
+def _trouble(probes: Sequence[ResetProbe], moved: TierCounters) -> str:
+    """Why the cache is not known to be empty; empty when it is."""
+    broken = [probe for probe in probes if probe.status != "ok"]
+    if broken:
+        return f"not told: a probe failed ({broken[0].status})"
+    found = [probe.cached_tokens for probe in probes if probe.cached_tokens]
+    if found:
+        return f"{sum(found):,} tokens of prompts sent after the reset were still cached"
+    external = sum(moved.prompt_tokens.get(tier, 0.0) for tier in _LOWER)
+    if external > 0:
+        return f"a lower tier served {external:,.0f} tokens of prompts sent after the reset"
+    if all(probe.cached_tokens is None for probe in probes):
+        if moved.cached_tokens is None:
+            return "not told: the server reports no cached tokens, neither in usage nor in its metrics"
+        if moved.cached_tokens > 0:
+            return f"{moved.cached_tokens:,.0f} tokens of prompts sent after the reset were still cached"
+    return ""

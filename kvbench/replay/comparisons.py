@@ -1,0 +1,250 @@
+"""Compares arms over pairs of runs, says why that may not be fair, and breaks TTFT down by tier and prompt length."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Literal
+
+from kvbench.core.paired import PairedRatio, paired_ratio, paired_verdict
+from kvbench.core.percentiles import least_samples, percentile
+from kvbench.replay.summary import distribution, rate
+from kvbench.results.replay import ArmRecord, ArmSummary, Comparison, HitRow, RequestSample, Run, Slo, Verdict
+
+_LENGTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_MOST_BYTES_OFF = 0.1
+_LEAST_MATCHED = 0.5  # of a prompt cached, for a request to count as served by its tier
+
+Quantity = tuple[str, Literal["lower", "higher"], Callable[[Run], float | None]]
+
+
+def quantities(slo: Slo | None) -> tuple[Quantity, ...]:
+    """What is compared: one number of each run. TTFT p50 decides the verdict."""
+    found: list[Quantity] = [
+        ("TTFT p50", "lower", lambda run: _at(run, lambda one: one.ttft_s, 0.5)),
+        ("TTFT p99", "lower", lambda run: _at(run, lambda one: one.ttft_s, 0.99)),
+        ("TTFT max", "lower", lambda run: _at(run, lambda one: one.ttft_s, 1.0)),
+        ("E2E p50", "lower", lambda run: _at(run, lambda one: one.e2e_s, 0.5)),
+        ("TPOT p50", "lower", lambda run: _at(run, lambda one: one.tpot_s, 0.5)),
+        ("ITL p99", "lower", _itl_p99),
+        ("requests/s", "higher", lambda run: rate(run, lambda _: 1)),
+        ("output tokens/s", "higher", lambda run: rate(run, lambda one: one.output_tokens or 0)),
+    ]
+    if slo is not None:
+        found.append(("good requests/s", "higher", lambda run: rate(run, lambda one: int(slo.kept_by(one)))))
+    return tuple(found)
+
+
+def _at(run: Run, of: Callable[[RequestSample], float | None], quantile: float) -> float | None:
+    values = [value for request in run.finished if (value := of(request)) is not None]
+    if not values or (0.5 < quantile < 1 and len(values) < least_samples(quantile)):
+        return None
+    return percentile(values, quantile)
+
+
+def _itl_p99(run: Run) -> float | None:
+    gaps = [gap for request in run.finished for gap in request.itls_s]
+    return percentile(gaps, 0.99) if len(gaps) >= least_samples(0.99) else None
+
+
+def pairs(base: Sequence[Run], arm: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Complete runs of the same round."""
+    by_round = {run.round: run for run in base if run.complete}
+    return [(by_round[run.round], run) for run in arm if run.complete and run.round in by_round]
+
+
+def compare(
+    base: ArmRecord,
+    arm: ArmRecord,
+    runs: Sequence[Run],
+    summaries: Sequence[ArmSummary],
+    *,
+    slo: Slo | None,
+    margin_ratio: float,
+) -> tuple[Comparison, ...]:
+    """Every quantity that both arms have in at least one pair."""
+    matched = pairs([run for run in runs if run.arm == base.name], [run for run in runs if run.arm == arm.name])
+    verdict, doubts = doubts_about(base, arm, matched, summaries)
+    found = []
+    for name, better, of in quantities(slo):
+        values = [(one, other) for first, second in matched if (one := of(first)) and (other := of(second))]
+        if not values:
+            continue
+        ratio = paired_ratio([one for one, _ in values], [other for _, other in values])
+        measured = paired_verdict(ratio, better=better, margin_ratio=margin_ratio)
+        found.append(
+            Comparison(
+                base=base.name,
+                arm=arm.name,
+                quantity=name,
+                better=better,
+                base_values=tuple(one for one, _ in values),
+                arm_values=tuple(other for _, other in values),
+                ratio=ratio.ratio,
+                low=ratio.low,
+                high=ratio.high,
+                measured=measured,
+                verdict=verdict or measured,
+                doubts=doubts,
+            )
+        )
+    return tuple(found)
+
+
+def doubts_about(
+    base: ArmRecord, arm: ArmRecord, matched: Sequence[tuple[Run, Run]], summaries: Sequence[ArmSummary]
+) -> tuple[Verdict | None, tuple[str, ...]]:
+    """A verdict that overrules the interval, and the reasons: a warm start, an idle tier, a queue that only grew."""
+    both = [run for pair in matched for run in pair]
+    dirty = [run for run in both if run.cache.state == "contaminated"]
+    verdict: Verdict | None = None
+    doubts: list[str] = []
+    if dirty:
+        verdict = "contaminated"
+        names = ", ".join(sorted({run.arm for run in dirty}))
+        doubts.append(f"{len(dirty)} runs of {names} started with a cache that was not empty: {dirty[0].cache.reason}")
+    unproved = [run for run in both if run.cache.state == "unverified"]
+    if unproved:
+        doubts.append(f"nothing shows that {len(unproved)} runs started cold: {unproved[0].cache.reason}")
+    idle = _not_exercised(base, arm, summaries)
+    if idle:
+        verdict = verdict or "tier not exercised"
+        doubts += idle
+    swamped = sorted({run.arm for run in both if any(warning.code == "saturated" for warning in run.warnings)})
+    if swamped:
+        verdict = verdict or "saturated"
+        doubts.append(f"more was offered than {', '.join(swamped)} could do, so its latencies grew with the run")
+    failed = {one.arm: one.requests - one.ok for one in summaries if one.arm in (base.name, arm.name)}
+    if any(failed.values()):
+        told = ", ".join(f"{count} of {name}" for name, count in failed.items() if count)
+        doubts.append(f"requests failed and have no latency: {told}")
+    return verdict, tuple(doubts)
+
+
+def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSummary]) -> list[str]:
+    """Reasons to say that the tiers the arms differ in did not make the difference."""
+    by_arm = {one.arm: one for one in summaries}
+    if base.name not in by_arm or arm.name not in by_arm:
+        return []
+    added = [tier for tier in arm.tiers if tier not in base.tiers]
+    reasons = []
+    use = {one.tier: one for one in by_arm[arm.name].tier_use}
+    products = {"lmcache": "external", "mooncake": "external"}
+    for tier in added:
+        found = use.get(products.get(tier, tier))
+        if found is not None and found.exercised is False:
+            reasons.append(f"{arm.name} served no token from its {tier} tier")
+    wanted = {products.get(tier, tier) for tier in added}
+    reasons += [
+        f"{base.name} was served by {one.tier} too, which it should not have"
+        for one in by_arm[base.name].tier_use
+        if one.tier in wanted and one.tier not in base.tiers and one.exercised
+    ]
+    return reasons
+
+
+def bytes_doubts(summary: ArmSummary) -> list[str]:
+    """Tiers whose moved bytes are not what their tokens weigh."""
+    doubts = []
+    for use in summary.tier_use:
+        if use.expected_bytes and use.load_bytes is not None:
+            off = use.load_bytes / use.expected_bytes - 1
+            if abs(off) > _MOST_BYTES_OFF:
+                doubts.append(
+                    f"{summary.arm}: {use.tier} moved {use.load_bytes:,.0f} bytes for tokens that weigh "
+                    f"{use.expected_bytes:,.0f} ({off:+.0%})"
+                )
+    return doubts
+
+
+def hit_rows(arms: Sequence[ArmRecord], runs: Sequence[Run], *, margin_ratio: float) -> tuple[HitRow, ...]:
+    """TTFT by serving tier and prompt length, each against the same requests of an arm that computed them.
+
+    Same requests in the same round: the pair's difference is the median over its requests of ln(TTFT served/computed).
+    """
+    rows: list[HitRow] = []
+    for arm in arms:
+        mine = [run for run in runs if run.arm == arm.name and run.complete]
+        groups: dict[tuple[str, int], list[tuple[Run, RequestSample]]] = {}
+        for run in mine:
+            for request in run.finished:
+                tier = served_by(request)
+                if tier is not None and request.ttft_s is not None:
+                    groups.setdefault((tier, _length_bin(request)), []).append((run, request))
+        for tier, length in sorted(groups):
+            row = _hit_row(arm.name, tier, length, groups[tier, length], arms, runs, margin_ratio)
+            if row is not None:
+                rows.append(row)
+    return tuple(rows)
+
+
+def served_by(request: RequestSample) -> str | None:
+    """The tier that served most of a prompt: `miss` below half of it, None where the server does not say."""
+    if request.cached_tokens is None:
+        return None
+    if request.cached_tokens < _LEAST_MATCHED * (request.prompt_tokens or request.planned_tokens):
+        return "miss"
+    return request.hit_tier
+
+
+def _length_bin(request: RequestSample) -> int:
+    tokens = request.prompt_tokens or request.planned_tokens
+    return max(length for length in _LENGTHS if length <= tokens)
+
+
+def _hit_row(
+    arm: str,
+    tier: str,
+    length: int,
+    found: Sequence[tuple[Run, RequestSample]],
+    arms: Sequence[ArmRecord],
+    runs: Sequence[Run],
+    margin_ratio: float,
+) -> HitRow | None:
+    spread = distribution(request.ttft_s for _, request in found)
+    if spread is None:
+        return None
+    best: tuple[str, PairedRatio, float] | None = None
+    for other in arms:
+        against = _against(other.name, found, runs) if other.name != arm and tier != "miss" else None
+        if against is not None and (best is None or against[0].pairs > best[1].pairs):
+            best = (other.name, *against)
+    index = _LENGTHS.index(length)
+    return HitRow(
+        arm=arm,
+        tier=tier,
+        least_tokens=length,
+        most_tokens=_LENGTHS[index + 1] - 1 if index + 1 < len(_LENGTHS) else 1 << 30,
+        requests=len(found),
+        cached_tokens=sum(request.cached_tokens or 0 for _, request in found),
+        ttft_s=spread,
+        computed_arm=best[0] if best else None,
+        computed_ttft_s=best[2] if best else None,
+        ratio=best[1].ratio if best else None,
+        low=best[1].low if best else None,
+        high=best[1].high if best else None,
+        pairs=best[1].pairs if best else 0,
+        verdict=paired_verdict(best[1], better="lower", margin_ratio=margin_ratio) if best else None,
+    )
+
+
+def _against(
+    other: str, found: Sequence[tuple[Run, RequestSample]], runs: Sequence[Run]
+) -> tuple[PairedRatio, float] | None:
+    """The paired ratio to the same requests where the other arm computed them, and their median TTFT there."""
+    computed = {
+        (run.round, request.index): request.ttft_s
+        for run in runs
+        if run.arm == other and run.complete
+        for request in run.finished
+        if served_by(request) == "miss" and request.ttft_s
+    }
+    by_round: dict[int, list[tuple[float, float]]] = {}
+    for run, request in found:
+        theirs = computed.get((run.round, request.index))
+        if theirs is not None and theirs > 0 and request.ttft_s is not None and request.ttft_s > 0:
+            by_round.setdefault(run.round, []).append((theirs, request.ttft_s))
+    if not by_round:
+        return None
+    # The median ratio of a pair, written as one pair of values so that it takes the same road as every comparison.
+    ratios = [median([mine / theirs for theirs, mine in values]) for values in by_round.values()]
+    everything = [theirs for values in by_round.values() for theirs, _ in values]
+    return paired_ratio([1.0] * len(ratios), ratios), median(everything)

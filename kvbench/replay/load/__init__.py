@@ -1,0 +1,1 @@
+"""The load generator: worker processes with event loops of their own and one time anchor."""
