@@ -42,7 +42,10 @@ class SglangAdapter(StartedEngine):
     def __init__(self, options: EngineOptions) -> None:
         self._admin_key = secrets.token_hex(16)
         super().__init__(
-            "sglang", lambda arm, options, work: sglang_plan(arm, options, work, admin_key=self._admin_key), options
+            "sglang",
+            lambda arm, options, work: sglang_plan(arm, options, work, admin_key=self._admin_key),
+            options,
+            key=self._admin_key,
         )
         self._arms: dict[str, Arm] = {}
 

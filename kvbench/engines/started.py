@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvbench.core.errors import KvbenchError
-from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, ResetStep, Setting, TierCounters
+from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, ResetStep, Setting
 from kvbench.engines.http_calls import call
 from kvbench.engines.server_plan import Program, ServerPlan, read_only_folder_error
 from kvbench.engines.server_process import ServerProcess
 from kvbench.engines.url import detect, reset_caches, server_counters, server_settings
+from kvbench.results.tier_counters import TierCounters
 
 Planner = Callable[[Arm, EngineOptions, Path], ServerPlan]
 
@@ -25,10 +26,14 @@ class _Running:
 
 
 class StartedEngine:
-    """Starts what a planner says, one group of programs per arm, on free ports of the loopback interface."""
+    """Starts what a planner says, one group of programs per arm, on free ports of the loopback interface.
 
-    def __init__(self, name: str, planner: Planner, options: EngineOptions) -> None:
+    `key` opens the control calls of a server that guards them.
+    """
+
+    def __init__(self, name: str, planner: Planner, options: EngineOptions, *, key: str | None = None) -> None:
         self.name = name
+        self._key = key
         self._planner = planner
         self._options = options
         self._running: dict[str, _Running] = {}
@@ -97,7 +102,7 @@ class StartedEngine:
 
     def reset(self, endpoint: Endpoint) -> ResetReport:
         """The engine's own reset, then its companions', then the files that engines keep on purpose."""
-        steps = list(reset_caches(endpoint, timeout_s=self._options.call_timeout_s).steps)
+        steps = list(reset_caches(endpoint, timeout_s=self._options.call_timeout_s, key=self._key).steps)
         running = self._running.get(endpoint.url)
         if running is None:
             return ResetReport(steps=tuple(steps))
