@@ -89,11 +89,14 @@ class ResetReport:
 class EngineOptions:
     """What an adapter needs to start servers; an adapter for servers that are up ignores most of it.
 
+    `executable` is the engine's program in an environment of its own (`/opt/vllm/bin/vllm`, `/opt/sglang/bin/python`).
+
     `arguments` are passed on to every server as they are. `work_dir` is for logs and, where an arm names no place, for
     its file tier.
     """
 
     model: str | None = None
+    executable: str | None = None
     work_dir: Path | None = None
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

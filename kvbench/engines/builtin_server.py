@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench.core.errors import UsageError
-from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, Setting, TierCounters
+from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, Setting
 from kvbench.engines.server_process import ServerProcess
 from kvbench.engines.url import detect, reset_caches, server_counters, server_settings
+from kvbench.results.tier_counters import TierCounters
 
 _DEFAULT_MODEL = "demo"
 _DEFAULT_SIZES = {"hbm": "64MiB", "dram": "dram:1GiB"}

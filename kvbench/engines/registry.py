@@ -10,7 +10,9 @@ from kvbench.engines.base import EngineAdapter, EngineOptions
 # Each function takes EngineOptions and returns an adapter.
 ENGINES = {
     "builtin": "kvbench.engines.builtin_server:open_builtin_adapter",
+    "sglang": "kvbench.engines.sglang:open_sglang_adapter",
     "url": "kvbench.engines.url:open_url_adapter",
+    "vllm": "kvbench.engines.vllm:open_vllm_adapter",
 }
 
 

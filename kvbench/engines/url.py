@@ -15,11 +15,11 @@ from kvbench.engines.base import (
     ResetReport,
     ResetStep,
     Setting,
-    TierCounters,
 )
 from kvbench.engines.http_calls import Reply, call, required_json
 from kvbench.engines.metrics_text import MetricsPage, read_metrics
 from kvbench.engines.tier_counters import dialect_of, lmcache_tokens, read_counters
+from kvbench.results.tier_counters import TierCounters
 
 _RESET_RETRIES, _RETRY_S = 20, 0.25  # blocks of a load or store in flight are held for moments after the last request
 
@@ -198,13 +198,15 @@ def server_counters(endpoint: Endpoint, *, timeout_s: float) -> TierCounters:
     )
 
 
-def reset_caches(endpoint: Endpoint, *, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> ResetReport:
+def reset_caches(
+    endpoint: Endpoint, *, timeout_s: float, key: str | None = None, sleep: Callable[[float], None] = time.sleep
+) -> ResetReport:
     """Calls what the dialect has for it, and reads the answers: a status of 200 alone proves nothing."""
     steps = {"kvbench": _reset_kvbench, "vllm": _reset_vllm, "sglang": _reset_sglang}.get(endpoint.dialect)
     if steps is None:
         detail = "the server is none of vLLM, SGLang and kvbench serve; no reset is known for it"
         return ResetReport(steps=(ResetStep(what="no reset", ok=False, detail=detail),))
-    return ResetReport(steps=steps(endpoint.url, timeout_s, sleep))
+    return ResetReport(steps=steps(endpoint.url, timeout_s, key, sleep))
 
 
 def _retried(attempt: Callable[[], Reply], done: Callable[[Reply], bool], sleep: Callable[[float], None]) -> Reply:
@@ -216,9 +218,11 @@ def _retried(attempt: Callable[[], Reply], done: Callable[[Reply], bool], sleep:
     return reply
 
 
-def _reset_kvbench(url: str, timeout_s: float, sleep: Callable[[float], None]) -> tuple[ResetStep, ...]:
+def _reset_kvbench(
+    url: str, timeout_s: float, key: str | None, sleep: Callable[[float], None]
+) -> tuple[ResetStep, ...]:
     reply = _retried(
-        lambda: call(url, "/cache/clear", method="POST", body={}, timeout_s=timeout_s),
+        lambda: call(url, "/cache/clear", method="POST", body={}, key=key, timeout_s=timeout_s),
         lambda reply: reply.ok and isinstance(reply.json(), dict) and "cleared" in reply.json(),
         sleep,
     )
@@ -227,10 +231,10 @@ def _reset_kvbench(url: str, timeout_s: float, sleep: Callable[[float], None]) -
     return (ResetStep(what="POST /cache/clear", ok=ok, detail=_said(reply)),)
 
 
-def _reset_vllm(url: str, timeout_s: float, sleep: Callable[[float], None]) -> tuple[ResetStep, ...]:
+def _reset_vllm(url: str, timeout_s: float, key: str | None, sleep: Callable[[float], None]) -> tuple[ResetStep, ...]:
     path = "/reset_prefix_cache?reset_external=true"
     reply = _retried(
-        lambda: call(url, path, method="POST", timeout_s=timeout_s),
+        lambda: call(url, path, method="POST", key=key, timeout_s=timeout_s),
         lambda reply: reply.ok and _success(reply) is not False,
         sleep,
     )
@@ -242,13 +246,13 @@ def _reset_vllm(url: str, timeout_s: float, sleep: Callable[[float], None]) -> t
     return (ResetStep(what=f"POST {path}", ok=reply.ok and _success(reply) is not False, detail=detail),)
 
 
-def _reset_sglang(url: str, timeout_s: float, sleep: Callable[[float], None]) -> tuple[ResetStep, ...]:
+def _reset_sglang(url: str, timeout_s: float, key: str | None, sleep: Callable[[float], None]) -> tuple[ResetStep, ...]:
     flush = _retried(
-        lambda: call(url, "/flush_cache", method="POST", timeout_s=timeout_s), lambda reply: reply.ok, sleep
+        lambda: call(url, "/flush_cache", method="POST", key=key, timeout_s=timeout_s), lambda reply: reply.ok, sleep
     )
     steps = [ResetStep(what="POST /flush_cache", ok=flush.ok, detail=_said(flush))]
     path = "/hicache/storage-backend/clear"
-    storage = call(url, path, method="POST", timeout_s=timeout_s)
+    storage = call(url, path, method="POST", key=key, timeout_s=timeout_s)
     # Without a storage backend the call is refused, and there is nothing to clear; its text says "cleared" either way.
     if storage.ok:
         steps.append(ResetStep(what=f"POST {path}", ok=True, detail=_said(storage)))

@@ -1,0 +1,1 @@
+"""Modules that an engine loads, not kvbench: this folder goes on the engine's PYTHONPATH."""
