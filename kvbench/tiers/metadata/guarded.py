@@ -16,7 +16,7 @@ from kvbench.tiers.metadata.base import (
     MetadataStats,
     MetadataUnavailableError,
 )
-from kvbench.tiers.metadata.breaker import Breaker
+from kvbench.tiers.breaker import Breaker
 
 _KEPT_LATENCIES = 10_000
 _T = TypeVar("_T")
