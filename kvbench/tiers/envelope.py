@@ -4,8 +4,8 @@ import struct
 
 from kvbench.core.block_key import IDENTITY_BYTES, PREFIX_HASH_BYTES, BlockKey
 
-# magic, version, header's length, CRC32C of the data, length of the data, identity, prefix; at the end the CRC32C of all
-# before it. Little-endian. The length is a multiple of a cache line, so that the data is as aligned as the header.
+# magic, version, header's length, CRC32C of the data, length of the data, identity, prefix; at the end the CRC32C of
+# all before it. Little-endian. A multiple of a cache line, so that the data is as aligned as the header.
 HEADER_BYTES = 128
 _VERSION = 1
 _MAGIC = b"kvblock\0"
@@ -29,11 +29,11 @@ def header_of(key: BlockKey, num_bytes: int, crc32c: int) -> bytes:
     return fields + _SUM.pack(crc32c_of(fields))
 
 
-def header_damage(header: bytes | memoryview, key: BlockKey, num_bytes: int) -> str:
-    """Why `header` is not that of block `key` with `num_bytes`; empty where it is."""
+def header_damage(header: bytes | memoryview, key: BlockKey) -> str:
+    """Why `header` is not that of block `key`; empty where it is."""
     if len(header) < HEADER_BYTES:
         return f"the object ends after {len(header)} bytes, inside its header"
-    magic, version, length, _, stored_bytes, identity, prefix = _FIELDS.unpack_from(header)
+    magic, version, length, _, _, identity, prefix = _FIELDS.unpack_from(header)
     if magic != _MAGIC:
         return "the object is not one of kvbench"
     if _SUM.unpack_from(header, _SUM_AT)[0] != crc32c_of(header[:_SUM_AT]):
@@ -42,17 +42,15 @@ def header_damage(header: bytes | memoryview, key: BlockKey, num_bytes: int) -> 
         return f"the header has version {version}, this kvbench reads {_VERSION}"
     if (identity, prefix) != (key.identity, key.prefix):
         return f"the object is block {BlockKey(identity, prefix)}"
-    if stored_bytes != num_bytes:
-        return f"the block has {stored_bytes} bytes, {num_bytes} were expected"
     return ""
 
 
-def damage(stored: bytes | memoryview, key: BlockKey, num_bytes: int) -> str:
-    """Why `stored`, header and data, is not block `key` with `num_bytes`; empty where it is, checksum included."""
-    if reason := header_damage(stored, key, num_bytes):
+def damage(stored: bytes | memoryview, key: BlockKey) -> str:
+    """Why `stored`, header and data, is not block `key`; empty where it is, checksum included."""
+    if reason := header_damage(stored, key):
         return reason
-    if len(stored) != HEADER_BYTES + num_bytes:
-        return f"the object has {len(stored)} bytes instead of {HEADER_BYTES + num_bytes}"
+    if len(stored) != HEADER_BYTES + stored_bytes(stored):
+        return f"the object has {len(stored)} bytes instead of {HEADER_BYTES + stored_bytes(stored)}"
     if crc32c_of(memoryview(stored)[HEADER_BYTES:]) != stored_crc32c(stored):
         return "the data's checksum differs"
     return ""
@@ -61,4 +59,10 @@ def damage(stored: bytes | memoryview, key: BlockKey, num_bytes: int) -> str:
 def stored_crc32c(header: bytes | memoryview) -> int:
     """The checksum of the data that a whole header names."""
     value: int = _FIELDS.unpack_from(header)[3]
+    return value
+
+
+def stored_bytes(header: bytes | memoryview) -> int:
+    """The length of the data that a whole header names."""
+    value: int = _FIELDS.unpack_from(header)[4]
     return value

@@ -22,12 +22,12 @@ _PAGE = 1000
 
 def open_redis(spec: TierSpec, *, block_bytes: int, name: str | None = None) -> RemoteTier:
     """The tier that `spec` spells."""
-    del block_bytes
     settings = remote_settings(spec)
     _imported(spec)
     return RemoteTier(
         name or "redis",
         place_of(spec),
+        block_bytes,
         lambda: open_redis_client(spec, settings.concurrency, timeout_s=settings.timeout_s),
         timeout_s=settings.timeout_s,
         deadline_s=settings.deadline_s,
@@ -51,7 +51,9 @@ async def open_redis_client(spec: TierSpec, depth: int, *, timeout_s: float) -> 
         retry=Retry(NoBackoff(), 0),  # the tier decides what is asked again, within its deadline
     )
     prefix = dict(spec.options).get("prefix", "")
-    return RedisClient(redis.Redis(connection_pool=pool), f"{prefix.strip('/')}/" if prefix else _PREFIX, place_of(spec))
+    return RedisClient(
+        redis.Redis(connection_pool=pool), f"{prefix.strip('/')}/" if prefix else _PREFIX, place_of(spec)
+    )
 
 
 def place_of(spec: TierSpec) -> str:

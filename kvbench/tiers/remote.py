@@ -10,7 +10,17 @@ from kvbench.core.block_key import BlockKey, parse_block_key
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.breaker import Breaker
-from kvbench.tiers.envelope import HEADER_BYTES, crc32c_of, damage, header_damage, header_of, stored_crc32c
+from kvbench.tiers.copying import copy_bytes
+from kvbench.tiers.counters import wrong_buffer
+from kvbench.tiers.envelope import (
+    HEADER_BYTES,
+    crc32c_of,
+    damage,
+    header_damage,
+    header_of,
+    stored_bytes,
+    stored_crc32c,
+)
 from kvbench.tiers.remote_ledger import Ledger
 
 # A listing goes page by page, each within a call's time, and may be long.
@@ -75,6 +85,7 @@ class RemoteTier:
         self,
         name: str,
         place: str,
+        block_bytes: int,
         open_client: Callable[[], Coroutine[Any, Any, StoreClient]],
         *,
         timeout_s: float,
@@ -83,7 +94,8 @@ class RemoteTier:
         capacity_bytes: int | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name, self._place, self._open_client = name, place, open_client
+        self.name, self.description, self.block_bytes = name, place, block_bytes
+        self._place, self._block_bytes, self._open_client = place, block_bytes, open_client
         self._timeout_s, self._deadline_s, self._concurrency = timeout_s, deadline_s, concurrency
         self._ledger = Ledger(capacity_bytes)
         self._breaker = Breaker(failures=3, cooldown_s=0.1, max_cooldown_s=2.0, clock=clock)
@@ -94,59 +106,48 @@ class RemoteTier:
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"tier-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     def store(self, blocks: Sequence[Block]) -> list[Outcome]:
-        sums = [crc32c_of(block.data) if block.crc32c is None else block.crc32c for block in blocks]
-        rooms = self._ledger.reserve([(block.key, block.data.nbytes) for block in blocks])
+        refusals, taken = self._ledger.admit(blocks, self._block_bytes, self._place)
 
-        async def one(item: tuple[Block, int]) -> Outcome:
-            block, crc32c = item
+        async def one(block: Block) -> Outcome:
+            crc32c = crc32c_of(block.data) if block.crc32c is None else block.crc32c
             client, num_bytes = await self._connected(), block.data.nbytes
             held = await client.head(str(block.key), HEADER_BYTES)
-            if held is not None and held[1] == HEADER_BYTES + num_bytes:
-                whole = not header_damage(held[0], block.key, num_bytes)
-                if whole and stored_crc32c(held[0]) == crc32c:
+            if held is not None and held[1] == HEADER_BYTES + num_bytes and not header_damage(held[0], block.key):
+                if stored_crc32c(held[0]) == crc32c:
                     return EXISTS
             await client.put(str(block.key), header_of(block.key, num_bytes, crc32c), block.data)
             return OK
 
-        with_room = [
-            (block, crc32c) for block, crc32c, room in zip(blocks, sums, rooms, strict=True) if room
-        ]
-        done = iter(self._batch(with_room, one))
-        outcomes = [next(done) if room else Outcome("full", f"{self._place}: size= is reached") for room in rooms]
-        self._ledger.stored(
-            (block.key, block.data.nbytes, outcome)
-            for block, outcome, room in zip(blocks, outcomes, rooms, strict=True)
-            if room
-        )
-        return outcomes
+        done = self._batch(taken, one)
+        self._ledger.stored(zip(taken, done, strict=True))
+        rest = iter(done)
+        return [next(rest) if refusal is None else refusal for refusal in refusals]
 
     def load(self, wanted: Sequence[Wanted]) -> list[Outcome]:
         async def one(item: Wanted) -> Outcome:
-            client, num_bytes = await self._connected(), item.into.nbytes
+            client = await self._connected()
             stored = await client.get(str(item.key))
             if stored is None:
                 return MISS
-            if reason := damage(stored, item.key, num_bytes):
+            if reason := damage(stored, item.key):
                 await client.delete([str(item.key)])
                 return Outcome("corrupt", f"{self._place}: {reason}")
-            item.into.cast("B")[:] = memoryview(stored)[HEADER_BYTES:]
+            if refusal := wrong_buffer(item.into, stored_bytes(stored)):
+                return refusal
+            copy_bytes(item.into, memoryview(stored)[HEADER_BYTES:])
             return OK
 
         outcomes = self._batch(wanted, one)
-        self._ledger.loaded(
-            (item.key, item.into.nbytes, outcome) for item, outcome in zip(wanted, outcomes, strict=True)
-        )
+        self._ledger.loaded(zip(wanted, outcomes, strict=True))
         return outcomes
 
     def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
         async def one(key: BlockKey) -> Outcome:
             held = await (await self._connected()).head(str(key), HEADER_BYTES)
-            return MISS if held is None or header_damage(held[0], key, held[1] - HEADER_BYTES) else OK
+            if held is None or header_damage(held[0], key) or held[1] != HEADER_BYTES + stored_bytes(held[0]):
+                return MISS
+            return OK
 
         outcomes = self._batch(keys, one)
         self._ledger.asked(outcomes)

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvbench.core.block_key import BlockKey
-from kvbench.tiers.base import Outcome, TierStats
+from kvbench.tiers.base import Block, Outcome, TierStats, Wanted
+from kvbench.tiers.counters import unfit
 
 _COUNTED = {"miss": "misses", "corrupt": "corrupt", "timeout": "timeouts", "failed": "failures"}
 
@@ -23,37 +24,43 @@ class Ledger:
         self._reserved_bytes = 0
         self._counts: Counter[str] = Counter()
 
-    def reserve(self, sizes: Sequence[tuple[BlockKey, int]]) -> list[bool]:
-        """Whether each of the blocks has room, which is then kept for it until `stored`."""
-        rooms = []
+    def admit(self, blocks: Sequence[Block], block_bytes: int, place: str) -> tuple[list[Outcome | None], list[Block]]:
+        """Why each block is refused, None for those that may be stored; and these, with their room kept for `stored`."""
+        refusals: list[Outcome | None] = []
+        taken = []
         with self._lock:
-            for key, num_bytes in sizes:
-                added = num_bytes - self._known.get(key, 0)
-                full = (
-                    self._capacity_bytes is not None
-                    and self._used_bytes + self._reserved_bytes + added > self._capacity_bytes
-                )
-                rooms.append(not full)
-                self._reserved_bytes += 0 if full else num_bytes
-        return rooms
+            for block in blocks:
+                refusal = unfit(block, block_bytes)
+                added = block.data.nbytes - self._known.get(block.key, 0)
+                most = self._capacity_bytes
+                if refusal is None and most is not None and self._used_bytes + self._reserved_bytes + added > most:
+                    refusal = Outcome("full", f"{place}: size= is reached")
+                refusals.append(refusal)
+                if refusal is None:
+                    taken.append(block)
+                    self._reserved_bytes += block.data.nbytes
+                else:
+                    self._count(refusal, "stored", 0)
+        return refusals, taken
 
-    def stored(self, results: Iterable[tuple[BlockKey, int, Outcome]]) -> None:
-        """Counts blocks for which room was reserved."""
+    def stored(self, results: Iterable[tuple[Block, Outcome]]) -> None:
+        """Counts the outcomes of blocks that were admitted."""
         with self._lock:
-            for key, num_bytes, outcome in results:
-                self._reserved_bytes -= num_bytes
-                self._count(outcome, "stored", num_bytes)
+            for block, outcome in results:
+                self._reserved_bytes -= block.data.nbytes
+                self._count(outcome, "stored", block.data.nbytes)
                 if outcome.result in ("ok", "exists"):
-                    self._learn(key, num_bytes)
+                    self._learn(block.key, block.data.nbytes)
 
-    def loaded(self, results: Iterable[tuple[BlockKey, int, Outcome]]) -> None:
+    def loaded(self, results: Iterable[tuple[Wanted, Outcome]]) -> None:
+        """Counts the outcomes of a load."""
         with self._lock:
-            for key, num_bytes, outcome in results:
-                self._count(outcome, "loaded", num_bytes)
+            for want, outcome in results:
+                self._count(outcome, "loaded", want.into.nbytes)
                 if outcome.result == "ok":
-                    self._learn(key, num_bytes)
+                    self._learn(want.key, want.into.nbytes)
                 elif outcome.result in ("miss", "corrupt"):
-                    self._learn(key, None)
+                    self._learn(want.key, None)
 
     def evicted(self, results: Iterable[tuple[BlockKey, Outcome]]) -> None:
         """Counts removals: ok, miss (none was there), timeout or failed."""

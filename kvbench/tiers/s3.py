@@ -22,12 +22,12 @@ _FULL = {"507", "InsufficientStorage", "XMinioStorageFull", "QuotaExceeded", "En
 
 def open_s3(spec: TierSpec, *, block_bytes: int, name: str | None = None) -> RemoteTier:
     """The tier that `spec` spells; credentials come from the environment, as for every S3 client."""
-    del block_bytes
     settings = remote_settings(spec)
     _imported(spec)
     return RemoteTier(
         name or "s3",
         f"s3://{spec.location}",
+        block_bytes,
         lambda: open_s3_client(spec, settings.concurrency, timeout_s=settings.timeout_s),
         timeout_s=settings.timeout_s,
         deadline_s=settings.deadline_s,

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
 from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.metadata import Location, Metadata, open_metadata
 from kvbench.tiers.metadata.base import MetadataUnavailableError
-from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.metadata.guarded import GuardedMetadata
 from kvbench.tiers.metadata.sqlite import SqliteBackend
 
