@@ -20,12 +20,12 @@ _PREFIX = "kvbench/"
 _PAGE = 1000
 
 
-def open_redis(spec: TierSpec, *, block_bytes: int, name: str | None = None) -> RemoteTier:
+def open_redis(spec: TierSpec, *, block_bytes: int, name: str) -> RemoteTier:
     """The tier that `spec` spells."""
     settings = remote_settings(spec)
     _imported(spec)
     return RemoteTier(
-        name or "redis",
+        name,
         place_of(spec),
         block_bytes,
         lambda: open_redis_client(spec, settings.concurrency, timeout_s=settings.timeout_s),

@@ -20,12 +20,12 @@ _MISSING = {"404", "NoSuchKey", "NotFound"}
 _FULL = {"507", "InsufficientStorage", "XMinioStorageFull", "QuotaExceeded", "EntityTooLarge"}
 
 
-def open_s3(spec: TierSpec, *, block_bytes: int, name: str | None = None) -> RemoteTier:
+def open_s3(spec: TierSpec, *, block_bytes: int, name: str) -> RemoteTier:
     """The tier that `spec` spells; credentials come from the environment, as for every S3 client."""
     settings = remote_settings(spec)
     _imported(spec)
     return RemoteTier(
-        name or "s3",
+        name,
         f"s3://{spec.location}",
         block_bytes,
         lambda: open_s3_client(spec, settings.concurrency, timeout_s=settings.timeout_s),

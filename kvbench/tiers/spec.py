@@ -44,6 +44,7 @@ _KEYS: dict[Scheme, tuple[str, ...]] = {
         "segment",
         "buffer",
         "replicas",
+        "metrics",
         "timeout",
         "deadline",
     ),
@@ -259,8 +260,8 @@ def _check_options(pairs: dict[str, str], text: str) -> None:
         elif key in ("segment", "buffer"):
             if parse_bytes(value) <= 0 and key == "buffer":
                 raise UsageError(f"tier {text!r} has a buffer of zero; write it like buffer=256MiB")
-        elif key == "endpoint" and not _ENDPOINT.fullmatch(value):
-            raise UsageError(f"tier {text!r}: endpoint is a URL like http://127.0.0.1:8333, got {value!r}")
+        elif key in ("endpoint", "metrics") and not _ENDPOINT.fullmatch(value):
+            raise UsageError(f"tier {text!r}: {key} is a URL like http://127.0.0.1:8333, got {value!r}")
         elif key == "protocol":
             _choice("protocol", value, _PROTOCOLS, text)
         elif key == "headroom":

@@ -6,6 +6,7 @@ import pytest
 
 from tests.servers import start
 from tests.servers.processes import Server
+from tests.servers.start import MooncakeStore
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +25,9 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with start.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def mooncake_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeStore]:
+    with start.mooncake(tmp_path_factory.mktemp("mooncake"), segments=2) as store:
+        yield store

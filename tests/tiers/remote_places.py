@@ -30,9 +30,7 @@ def new_blocks(count: int, num_bytes: int = BLOCK_BYTES) -> list[Block]:
 def loaded(tier: Tier, blocks: Sequence[Block]) -> tuple[list[Outcome], list[bytes]]:
     """Outcomes and buffers of a load of these blocks."""
     buffers = [bytearray(block.data.nbytes) for block in blocks]
-    outcomes = tier.load(
-        [Wanted(block.key, memoryview(buffer)) for block, buffer in zip(blocks, buffers, strict=True)]
-    )
+    outcomes = tier.load([Wanted(block.key, memoryview(buffer)) for block, buffer in zip(blocks, buffers, strict=True)])
     return outcomes, [bytes(buffer) for buffer in buffers]
 
 

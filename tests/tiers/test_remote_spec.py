@@ -56,8 +56,7 @@ def test_each_spelling_of_a_remote_tier_is_read() -> None:
 
 def test_a_batch_has_four_times_the_time_of_a_call_unless_told_otherwise() -> None:
     plain, told = (
-        remote_settings(parse_tier_spec(text))
-        for text in ("s3://b", "s3://b?timeout=100ms&deadline=10s&concurrency=3")
+        remote_settings(parse_tier_spec(text)) for text in ("s3://b", "s3://b?timeout=100ms&deadline=10s&concurrency=3")
     )
     assert (plain.timeout_s, plain.deadline_s, plain.concurrency) == (5.0, 20.0, 8)
     assert (told.timeout_s, told.deadline_s, told.concurrency) == (0.1, 10.0, 3)
