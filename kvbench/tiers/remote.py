@@ -113,9 +113,8 @@ class RemoteTier:
             crc32c = crc32c_of(block.data) if block.crc32c is None else block.crc32c
             client, num_bytes = await self._connected(), block.data.nbytes
             held = await client.head(str(block.key), HEADER_BYTES)
-            if held is not None and held[1] == HEADER_BYTES + num_bytes and not header_damage(held[0], block.key):
-                if stored_crc32c(held[0]) == crc32c:
-                    return EXISTS
+            if held is not None and _is_that(held, block.key, num_bytes, crc32c):
+                return EXISTS
             await client.put(str(block.key), header_of(block.key, num_bytes, crc32c), block.data)
             return OK
 
@@ -298,3 +297,9 @@ class RemoteTier:
             self._breaker.succeeded()
             return outcome
         raise AssertionError("a second interruption is a failure")
+
+
+def _is_that(held: tuple[bytes, int], key: BlockKey, num_bytes: int, crc32c: int) -> bool:
+    """Whether what the store holds is, by its header and length, this very block."""
+    header, total = held
+    return total == HEADER_BYTES + num_bytes and not header_damage(header, key) and stored_crc32c(header) == crc32c

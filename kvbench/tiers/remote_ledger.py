@@ -25,7 +25,7 @@ class Ledger:
         self._counts: Counter[str] = Counter()
 
     def admit(self, blocks: Sequence[Block], block_bytes: int, place: str) -> tuple[list[Outcome | None], list[Block]]:
-        """Why each block is refused, None for those that may be stored; and these, with their room kept for `stored`."""
+        """Why each block is refused, None for those that may be stored; and these, with room kept for `stored`."""
         refusals: list[Outcome | None] = []
         taken = []
         with self._lock:

