@@ -1,6 +1,7 @@
 """A tier in a store that is spoken to over a network, whatever it speaks: deadlines, back-off, envelopes, counters."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -27,6 +28,7 @@ from kvbench.tiers.remote_ledger import Ledger
 _LISTING_DEADLINES = 20
 # How much longer than its own deadline a batch is waited for: the loop's thread has to get a turn.
 _GRACE_S = 5.0
+_OPEN_S = 30.0
 _ITEM = TypeVar("_ITEM")
 
 
@@ -69,6 +71,10 @@ class StoreClient(Protocol):
         """Name and length of every value."""
         ...
 
+    async def check(self) -> None:
+        """Raises `StoreError` or TimeoutError unless the store can be used."""
+        ...
+
     async def close(self) -> None:
         """Ends the connections."""
         ...
@@ -105,6 +111,9 @@ class RemoteTier:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"tier-{name}", daemon=True)
         self._thread.start()
+        # Connects to nothing, but reads a client's models and takes a while, which no call should have to pay for.
+        with contextlib.suppress(TimeoutError, StoreError):
+            asyncio.run_coroutine_threadsafe(self._connected(), self._loop).result(_OPEN_S)
 
     def store(self, blocks: Sequence[Block]) -> list[Outcome]:
         refusals, taken = self._ledger.admit(blocks, self._block_bytes, self._place)

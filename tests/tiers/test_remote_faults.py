@@ -1,4 +1,4 @@
-"""Servers that hang, reset, stop half-way, refuse, answer 503 or start late: refusals, all counted, and nothing lost."""
+"""Servers that hang, reset, stop half-way, refuse, answer 503 or start late cost counted refusals and no block."""
 
 import os
 import signal
@@ -21,6 +21,7 @@ DEADLINE_S = 3.0
 # How much longer than the deadline a batch may take on a machine that others use as well.
 SLACK_S = 8.0
 RECOVERY_S = 60.0
+EVERY_FAULT = os.environ.get("KVBENCH_EVERY_FAULT") == "1"
 FAULTS = {
     "hang": Fault("hang"),
     "hang in the body": Fault("hang", after_bytes=50_000),
@@ -86,6 +87,8 @@ def until_loaded(tier: Tier, blocks: Sequence[Block]) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_server_costs_refusals_and_no_block(proxy_and_tier: tuple[Proxy, Tier], fault: str) -> None:
     proxy, tier = proxy_and_tier
+    if tier.name == "nixl" and fault not in ("hang", "half a body") and not EVERY_FAULT:
+        pytest.skip("its look-ups are those of s3; KVBENCH_EVERY_FAULT=1 runs it")
     blocks, more = new_blocks(6), new_blocks(3)
     until_stored(tier, blocks)
     until_loaded(tier, blocks)
