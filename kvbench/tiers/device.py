@@ -44,7 +44,7 @@ class DeviceTier(MemoryTier):
 
     @contextmanager
     def view(self, key: BlockKey) -> "Iterator[torch.Tensor | None]":
-        """The block as a uint8 tensor in the pool itself, or None; its room is not given away before the `with` ends."""
+        """The block as a uint8 tensor in the pool itself, or None; its room stays its own until the `with` ends."""
         with self.held_parts(key) as parts:
             yield None if parts is None else self._tensor_pool.tensor(parts)
 

@@ -74,6 +74,7 @@ def open_mooncake(spec: TierSpec, *, block_bytes: int, name: str) -> StagedTier:
         segment_bytes=parse_bytes(options["segment"]) if "segment" in options else 0,
         replicas=int(options.get("replicas", 1)),
         metrics=options.get("metrics"),
+        prefix=f"{options['prefix'].strip('/')}/" if "prefix" in options else "",
     )
     return StagedTier(
         lambda: MooncakeClient(place),
@@ -98,6 +99,7 @@ class Place:
     segment_bytes: int
     replicas: int
     metrics: str | None
+    prefix: str
 
     @property
     def name(self) -> str:
@@ -152,7 +154,7 @@ class MooncakeClient:
         """Puts what is not there, with as many replicas as asked for, or as there are segments."""
         from mooncake.store import ReplicateConfig
 
-        client, names = self._client, [str(block.key) for block in blocks]
+        client, names = self._client, self._names([block.key for block in blocks])
         held = call(lambda: client.batch_is_exist(names))
         new = [index for index, one in enumerate(held) if one != 1]
         outcomes = [EXISTS if one == 1 else OK for one in held]
@@ -174,20 +176,20 @@ class MooncakeClient:
         again = self._loaded(wanted, range(len(wanted)), outcomes, call)
         if again:
             self._loaded(wanted, again, outcomes, call)
-        damaged = [str(want.key) for want, one in zip(wanted, outcomes, strict=True) if one.result == "corrupt"]
+        damaged = self._names([want.key for want, one in zip(wanted, outcomes, strict=True) if one.result == "corrupt"])
         if damaged:
             call(lambda: self._client.batch_remove(damaged, True))
         return outcomes
 
     def contains(self, keys: Sequence[BlockKey], call: Call) -> list[Outcome]:
         """Whether there are objects of these names; what is in them only a load can tell."""
-        names = [str(key) for key in keys]
+        names = self._names(keys)
         codes = call(lambda: self._client.batch_is_exist(names))
         return [OK if code == 1 else MISS if code == 0 else self._refusal(code) for code in codes]
 
     def evict(self, keys: Sequence[BlockKey], call: Call) -> list[Outcome]:
         """Removes by force: an object that was read a moment ago is leased, and would stay where it is."""
-        names = [str(key) for key in keys]
+        names = self._names(keys)
         codes = call(lambda: self._client.batch_remove(names, True))
         return [OK if code == 0 else self._refusal(code) for code in codes]
 
@@ -203,15 +205,16 @@ class MooncakeClient:
         found = []
         for name in names:
             with contextlib.suppress(ValueError):
-                key = parse_block_key(name.strip('",[]'))
-                size = call(lambda key=key: self._client.get_size(str(key)))  # type: ignore[misc]
+                key = parse_block_key(name.strip('",[]').removeprefix(self._place.prefix))
+                (own_name,) = self._names([key])
+                size = call(lambda own_name=own_name: self._client.get_size(own_name))  # type: ignore[misc]
                 if size >= HEADER_BYTES:
                     found.append((key, size - HEADER_BYTES))
         return found
 
     def replicas(self, key: BlockKey, call: Call) -> int:
         """How many replicas the store has of a block; fewer than asked for where there are too few segments."""
-        return len(call(lambda: self._client.get_replica_desc(str(key))))
+        return len(call(lambda: self._client.get_replica_desc(*self._names([key]))))
 
     def close(self) -> None:
         """Takes the memory back and says good-bye."""
@@ -223,7 +226,7 @@ class MooncakeClient:
         self, wanted: Sequence[Wanted], indices: Sequence[int], outcomes: list[Outcome], call: Call
     ) -> list[int]:
         """Fills in the outcomes of some blocks; those that are worth asking for again."""
-        names = [str(wanted[index].key) for index in indices]
+        names = self._names([wanted[index].key for index in indices])
         addresses, sizes = self._staging.addresses(len(indices)), [self._staging.slot_bytes] * len(indices)
         codes = call(lambda: self._client.batch_get_into(names, addresses, sizes))
         again = []
@@ -234,6 +237,9 @@ class MooncakeClient:
                 outcomes[index] = self._refusal(code)
                 again += [index] if code in _AGAIN else []
         return again
+
+    def _names(self, keys: Sequence[BlockKey]) -> list[str]:
+        return [f"{self._place.prefix}{key}" for key in keys]
 
     def _refusal(self, code: int) -> Outcome:
         reason = f"{_MEANINGS.get(code, 'the client refuses')} (code {code})"

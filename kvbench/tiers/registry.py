@@ -10,11 +10,14 @@ from kvbench.tiers.spec import TierSpec, parse_tier_spec
 TIERS = {
     "hbm": "kvbench.tiers.device:open_device",
     "dram": "kvbench.tiers.dram:open_dram",
+    "file": "kvbench.tiers.file.tier:open_file",
     "s3": "kvbench.tiers.s3:open_s3",
     "redis": "kvbench.tiers.redis:open_redis",
     "mooncake": "kvbench.tiers.mooncake:open_mooncake",
     "nixl": "kvbench.tiers.nixl:open_nixl",
     "null": "kvbench.tiers.null:open_null",
+    "throttled": "kvbench.tiers.throttled:open_throttled",
+    "faulty": "kvbench.tiers.faulty:open_faulty",
 }
 
 

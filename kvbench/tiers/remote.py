@@ -23,6 +23,7 @@ from kvbench.tiers.envelope import (
     stored_crc32c,
 )
 from kvbench.tiers.remote_ledger import Ledger
+from kvbench.tiers.repeated import evict_once, store_once
 
 # A listing goes page by page, each within a call's time, and may be long.
 _LISTING_DEADLINES = 20
@@ -127,7 +128,7 @@ class RemoteTier:
             await client.put(str(block.key), header_of(block.key, num_bytes, crc32c), block.data)
             return OK
 
-        done = self._batch(taken, one)
+        done = store_once(taken, lambda once: self._batch(once, one))
         self._ledger.stored(zip(taken, done, strict=True))
         rest = iter(done)
         return [next(rest) if refusal is None else refusal for refusal in refusals]
@@ -166,7 +167,7 @@ class RemoteTier:
             (was_there,) = await (await self._connected()).delete([str(key)])
             return OK if was_there else MISS
 
-        outcomes = self._batch(keys, one)
+        outcomes = evict_once(keys, lambda once: self._batch(once, one))
         self._ledger.evicted(zip(keys, outcomes, strict=True))
         return [outcome.result == "ok" for outcome in outcomes]
 

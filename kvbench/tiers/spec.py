@@ -45,6 +45,7 @@ _KEYS: dict[Scheme, tuple[str, ...]] = {
         "buffer",
         "replicas",
         "metrics",
+        "prefix",
         "timeout",
         "deadline",
     ),

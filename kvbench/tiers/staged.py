@@ -10,6 +10,7 @@ from kvbench.tiers.base import Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.blocking_calls import BlockingCalls
 from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.remote_ledger import Ledger
+from kvbench.tiers.repeated import evict_once, store_once
 from kvbench.tiers.staging import Staging
 
 _T = TypeVar("_T")
@@ -89,7 +90,10 @@ class StagedTier:
     def store(self, blocks: Sequence[Block]) -> list[Outcome]:
         """Copies into registered memory, then out of it to the store."""
         refusals, taken = self._ledger.admit(blocks, self.block_bytes, self.description)
-        done = self._batches(taken, lambda session, part: session.client.store(part, self._call_of(session)))
+        done = store_once(
+            taken,
+            lambda once: self._batches(once, lambda session, part: session.client.store(part, self._call_of(session))),
+        )
         self._ledger.stored(zip(taken, done, strict=True))
         rest = iter(done)
         return [next(rest) if refusal is None else refusal for refusal in refusals]
@@ -108,7 +112,10 @@ class StagedTier:
 
     def evict(self, keys: Sequence[BlockKey]) -> list[bool]:
         """Removes from the store."""
-        outcomes = self._batches(keys, lambda session, part: session.client.evict(part, self._call_of(session)))
+        outcomes = evict_once(
+            keys,
+            lambda once: self._batches(once, lambda session, part: session.client.evict(part, self._call_of(session))),
+        )
         self._ledger.evicted(zip(keys, outcomes, strict=True))
         return [outcome.result == "ok" for outcome in outcomes]
 

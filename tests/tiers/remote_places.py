@@ -1,5 +1,6 @@
 """What the tests of remote tiers share: blocks, and the spellings of places on real servers."""
 
+import functools
 import itertools
 import os
 import random
@@ -46,10 +47,13 @@ def assert_loads(tier: Tier, blocks: Sequence[Block]) -> None:
 
 
 def s3_prefix(server: Server) -> str:
-    """BUCKET/PREFIX that nothing else uses; credentials are in the environment.
+    """BUCKET/PREFIX that nothing else uses; credentials are in the environment."""
+    return f"{s3_bucket(server)}/{os.getpid()}/{next(_numbers)}"
 
-    One bucket for all, since SeaweedFS makes seven volumes for each.
-    """
+
+@functools.cache
+def s3_bucket(server: Server) -> str:
+    """One bucket for all tests, since SeaweedFS makes seven volumes for each."""
     import asyncio
 
     from aiobotocore.session import get_session
@@ -62,10 +66,5 @@ def s3_prefix(server: Server) -> str:
         ) as client:
             await client.create_bucket(Bucket=bucket)
 
-    if server.address not in _with_bucket:
-        asyncio.run(make())
-        _with_bucket.add(server.address)
-    return f"{bucket}/{os.getpid()}/{next(_numbers)}"
-
-
-_with_bucket: set[str] = set()
+    asyncio.run(make())
+    return bucket
