@@ -46,8 +46,10 @@ def spelled(spelling: str) -> Callable[[Path, int, int], Tier]:
                 spelling.format(size=f"{slot_bytes * blocks}B", folder=folder, name=f"test-{name}"),
                 block_bytes=block_bytes,
             )
-        except (EngineUnavailableError, MissingDependencyError) as error:
+        except EngineUnavailableError as error:
             pytest.skip(str(error))
+        except MissingDependencyError as error:
+            unavailable(str(error))
 
     return open_it
 
