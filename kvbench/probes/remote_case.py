@@ -8,13 +8,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from kvbench.core.errors import KvbenchError, MissingDependencyError
+from kvbench.core.errors import KvbenchError
 from kvbench.core.units import seconds_from_ns
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.turns import monotonic, turns
+from kvbench.tiers.redis import open_redis_client, place_of
+from kvbench.tiers.remote import StoreClient, StoreError
+from kvbench.tiers.s3 import open_s3_client
 from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
 Emit = Callable[[dict[str, Any]], None]
+_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,94 +151,52 @@ def _value(num_bytes: int) -> bytes:
     return bytes(value)
 
 
-class _Redis:
-    """Valkey and Redis, one connection per request in flight."""
+async def _open_redis(spec: TierSpec, depth: int) -> Store:
+    client = await open_redis_client(spec, depth, timeout_s=_TIMEOUT_S)
+    try:
+        await client.check()
+    except (StoreError, TimeoutError) as error:
+        await client.close()
+        raise KvbenchError(
+            f"{place_of(spec)} does not answer ({error}); start it, or name another with "
+            "--set paths=redis://HOST:PORT/0"
+        ) from error
+    return _Values(client)
 
-    def __init__(self, client: Any) -> None:
+
+async def _open_s3(spec: TierSpec, depth: int) -> Store:
+    client = await open_s3_client(spec, depth, timeout_s=_TIMEOUT_S)
+    try:
+        await client.check()
+    except (StoreError, TimeoutError) as error:
+        await client.close()
+        raise KvbenchError(
+            f"s3://{spec.location} cannot be used ({error}); make the bucket, "
+            "and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from error
+    return _Values(client)
+
+
+class _Values:
+    """The values of a tier's client, which all have to be there."""
+
+    def __init__(self, client: StoreClient) -> None:
         self._client = client
 
     async def put(self, key: str, value: bytes) -> None:
-        await self._client.set(key, value)
+        await self._client.put(key, value)
 
     async def get(self, key: str) -> bytes:
-        value: bytes | None = await self._client.get(key)
+        value = await self._client.get(key)
         if value is None:
             raise KvbenchError(f"key {key} is gone; did the store evict it? give it more memory")
         return value
 
     async def delete(self, keys: Sequence[str]) -> None:
-        for start in range(0, len(keys), 1000):
-            await self._client.delete(*keys[start : start + 1000])
+        await self._client.delete(keys)
 
     async def close(self) -> None:
-        await self._client.aclose()
-
-
-async def _open_redis(spec: TierSpec, depth: int) -> Store:
-    try:
-        from redis import asyncio as redis
-        from redis.exceptions import RedisError
-    except ImportError as error:
-        raise MissingDependencyError("redis", "redis", f"a probe of {spec}") from error
-    pool = redis.BlockingConnectionPool.from_url(f"redis://{spec.location}", max_connections=depth, timeout=30)
-    client = redis.Redis(connection_pool=pool)
-    try:
-        await client.ping()
-    except (RedisError, OSError) as error:
-        raise KvbenchError(
-            f"redis://{spec.location} does not answer ({error}); start it, or name another with "
-            "--set paths=redis://HOST:PORT/0"
-        ) from error
-    return _Redis(client)
-
-
-class _S3:
-    """Any store that speaks S3; credentials come from the environment, as for every S3 client."""
-
-    def __init__(self, context: Any, client: Any, bucket: str, prefix: str) -> None:
-        self._context, self._client, self._bucket, self._prefix = context, client, bucket, prefix
-
-    async def put(self, key: str, value: bytes) -> None:
-        await self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=value)
-
-    async def get(self, key: str) -> bytes:
-        answer = await self._client.get_object(Bucket=self._bucket, Key=self._prefix + key)
-        async with answer["Body"] as body:
-            value: bytes = await body.read()
-        return value
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            await self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
-
-    async def close(self) -> None:
-        await self._context.__aexit__(None, None, None)
-
-
-async def _open_s3(spec: TierSpec, depth: int) -> Store:
-    try:
-        from aiobotocore.config import AioConfig
-        from aiobotocore.session import get_session
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError as error:
-        raise MissingDependencyError("aiobotocore", "s3", f"a probe of {spec}") from error
-    options = dict(spec.options)
-    bucket, _, prefix = spec.location.partition("/")
-    context = get_session().create_client(
-        "s3",
-        endpoint_url=options.get("endpoint"),
-        region_name=options.get("region"),
-        config=AioConfig(max_pool_connections=depth),
-    )
-    client = await context.__aenter__()
-    try:
-        await client.head_bucket(Bucket=bucket)
-    except (BotoCoreError, ClientError) as error:
-        await context.__aexit__(None, None, None)
-        raise KvbenchError(
-            f"s3://{bucket} cannot be used ({error}); make the bucket, and set AWS_ACCESS_KEY_ID and the secret key"
-        ) from error
-    return _S3(context, client, bucket, f"{prefix.rstrip('/')}/" if prefix else "")
+        await self._client.close()
 
 
 _STORES: dict[str, Callable[[TierSpec, int], Coroutine[Any, Any, Store]]] = {"redis": _open_redis, "s3": _open_s3}

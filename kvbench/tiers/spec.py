@@ -10,7 +10,8 @@ from urllib.parse import unquote
 from kvbench.core.errors import UsageError
 from kvbench.core.units import GIB, KIB, MIB, TIB, parse_bandwidth, parse_bytes, parse_duration
 
-Scheme = Literal["hbm", "dram", "file", "s3", "redis", "mooncake", "null", "throttled", "faulty"]
+Scheme = Literal["hbm", "dram", "file", "s3", "redis", "mooncake", "nixl", "null", "throttled", "faulty"]
+Plugin = Literal["posix", "obj"]
 FileIo = Literal["psync", "aio", "io_uring", "mmap", "gds"]
 Fsync = Literal["none", "fdatasync", "fsync", "group"]
 
@@ -22,6 +23,7 @@ _SCHEMES: dict[str, Scheme] = {
     "s3": "s3",
     "redis": "redis",
     "mooncake": "mooncake",
+    "nixl": "nixl",
     "null": "null",
     "throttled": "throttled",
     "faulty": "faulty",
@@ -32,9 +34,22 @@ _KEYS: dict[Scheme, tuple[str, ...]] = {
     "hbm": (),
     "dram": ("shared", "headroom", "idle"),
     "file": ("size", "io", "direct", "fsync", "depth", "timeout"),
-    "s3": ("size", "endpoint", "region"),
-    "redis": ("size",),
-    "mooncake": ("size", "protocol"),
+    "s3": ("size", "endpoint", "region", "timeout", "deadline", "concurrency"),
+    "redis": ("size", "prefix", "timeout", "deadline", "concurrency"),
+    "mooncake": (
+        "size",
+        "protocol",
+        "devices",
+        "host",
+        "segment",
+        "buffer",
+        "replicas",
+        "metrics",
+        "prefix",
+        "timeout",
+        "deadline",
+    ),
+    "nixl": ("size", "io", "direct", "endpoint", "region", "buffer", "timeout", "deadline", "concurrency"),
     "null": (),
     "throttled": ("bandwidth", "latency", "segment_latency"),
     "faulty": (
@@ -50,14 +65,23 @@ _KEYS: dict[Scheme, tuple[str, ...]] = {
         "seed",
     ),
 }
+_PLUGINS: dict[str, Plugin] = {"posix": "posix", "obj": "obj"}
+_PLUGIN_KEYS: dict[Plugin, tuple[str, ...]] = {
+    "posix": ("size", "io", "direct", "buffer", "timeout", "deadline"),
+    "obj": ("size", "endpoint", "region", "buffer", "timeout", "deadline", "concurrency"),
+}
+# What the POSIX plugin of NIXL calls its three ways to files.
+_NIXL_IO = {"aio": "aio", "uring": "uring", "posix_aio": "posix_aio"}
+_PROTOCOLS = {"tcp": "tcp", "rdma": "rdma"}
 _SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EXAMPLES = "hbm:1GiB, dram:64GiB, file:/mnt/nvme?size=1TiB&direct=1, s3://bucket/prefix, redis://host:6379/0, null:"
 _T = TypeVar("_T", bound=str)
 _MAX_WRAPPERS = 16
 _PROBABILITIES = ("load_fail", "store_fail", "corrupt", "torn", "hang")
-_COUNTS = {"depth": 1, "after": 0, "until": 0, "seed": 0}
+_COUNTS = {"depth": 1, "after": 0, "until": 0, "seed": 0, "concurrency": 1, "replicas": 1}
 _DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{0,18})?|\.[0-9]{1,18}", re.ASCII)
 _RESERVED = re.compile(r"[%?&=,()\s]")
+_ENDPOINT = re.compile(r"https?://[^/\s]+/?")
 _WRAPPER = re.compile(r"(throttled|faulty)\((.*)\)", re.DOTALL)
 
 
@@ -66,11 +90,13 @@ class TierSpec:
     """One tier as a person spells it; `str()` gives the canonical spelling, which parses back to an equal spec.
 
     `location` is a directory for `file`, what follows `//` for a network tier, and empty otherwise. `options` are the
-    other keys of a tier or a wrapper, as written. `inner` is the tier inside a wrapper.
+    other keys of a tier or a wrapper, as written. `plugin` is what a NIXL tier moves bytes to: a directory of files, or
+    a bucket. `inner` is the tier inside a wrapper.
     """
 
     scheme: Scheme
     location: str = ""
+    plugin: Plugin | None = None
     size_bytes: int | None = None
     io: FileIo | None = None
     direct: bool | None = None
@@ -91,8 +117,9 @@ class TierSpec:
         pairs += [] if self.direct is None else [("direct", str(int(self.direct)))]
         pairs += [] if self.fsync is None else [("fsync", self.fsync)]
         query = "&".join(f"{key}={_quoted(value)}" for key, value in (*pairs, *self.options))
-        separator = ":" if self.scheme in ("file", "null") else "://"
-        return f"{self.scheme}{separator}{_quoted(self.location)}" + (f"?{query}" if query else "")
+        separator = ":" if self.scheme in ("file", "null") or self.plugin == "posix" else "://"
+        scheme = self.scheme if self.plugin is None else f"{self.scheme}+{self.plugin}"
+        return f"{scheme}{separator}{_quoted(self.location)}" + (f"?{query}" if query else "")
 
 
 def parse_tier_spec(text: str) -> TierSpec:
@@ -103,7 +130,13 @@ def parse_tier_spec(text: str) -> TierSpec:
     if wrapper := _WRAPPER.fullmatch(stripped):
         return _wrapped(_SCHEMES[wrapper[1]], wrapper[2], text)
     name, colon, rest = stripped.partition(":")
+    if name.partition("+")[0] == "nixl" and (plus := name.partition("+")[1:])[0]:
+        return _nixl(plus[1], rest if colon else "", text)
     scheme = _SCHEMES.get(name)
+    if scheme == "nixl":
+        raise UsageError(
+            f"tier {text!r} names no plugin; write it like nixl+posix:/mnt/nvme or nixl+obj://bucket/prefix"
+        )
     if scheme in ("throttled", "faulty"):
         raise UsageError(f"tier {text!r} wraps nothing; write it like {name}(dram:64GiB, …)")
     if scheme is None:
@@ -130,6 +163,7 @@ def parse_tier_spec(text: str) -> TierSpec:
     if not body.startswith("//") or body == "//":
         raise UsageError(f"tier {text!r} has no '//' and address after {name}:; tiers are spelled like {_EXAMPLES}")
     size = pairs.pop("size", None)
+    _check_options(pairs, text)
     return TierSpec(
         scheme=scheme,
         location=unquote(body[2:]),
@@ -138,17 +172,58 @@ def parse_tier_spec(text: str) -> TierSpec:
     )
 
 
+def _nixl(plugin_name: str, rest: str, text: str) -> TierSpec:
+    plugin = _PLUGINS.get(plugin_name)
+    if plugin is None:
+        raise UsageError(
+            f"tier {text!r} has the unknown plugin {plugin_name!r}{_hint(plugin_name, _PLUGINS)}; "
+            "use nixl+posix:DIRECTORY or nixl+obj://BUCKET/PREFIX"
+        )
+    body, _, query = rest.partition("?")
+    pairs = _pairs(query.split("&") if query else [], "nixl", text)
+    for key in pairs:
+        if key not in (known := _PLUGIN_KEYS[plugin]):
+            raise UsageError(f"tier {text!r}: {key} means nothing to nixl+{plugin}; its keys are {', '.join(known)}")
+    direct = _direct(pairs.pop("direct", None), text)
+    size = pairs.pop("size", None)
+    _choice("io", pairs.get("io"), _NIXL_IO, text)
+    _check_options(pairs, text)
+    location = unquote(body)
+    if plugin == "posix":
+        location = _directory(location, text, "nixl+posix:/mnt/nvme")
+    elif not location.startswith("//") or not location.strip("/"):
+        raise UsageError(f"tier {text!r} names no bucket; write it like nixl+obj://bucket/prefix")
+    else:
+        location = location[2:]
+    return TierSpec(
+        scheme="nixl",
+        plugin=plugin,
+        location=location,
+        size_bytes=None if size is None else _positive_bytes(size, text),
+        direct=direct,
+        options=tuple(pairs.items()),
+    )
+
+
+def _directory(location: str, text: str, example: str) -> str:
+    if location.startswith("//"):  # file:///mnt/nvme, as a URL
+        location = "/" + location.lstrip("/")
+    if not location or "\0" in location:
+        raise UsageError(f"tier {text!r} names no directory; write it like {example}")
+    return location
+
+
+def _direct(value: str | None, text: str) -> bool | None:
+    if value not in (None, "0", "1"):
+        raise UsageError(f"tier {text!r}: direct is 1 (bypass the page cache) or 0 (through it), got {value!r}")
+    return None if value is None else value == "1"
+
+
 def _file(body: str, pairs: dict[str, str], text: str) -> TierSpec:
-    directory = unquote(body)
-    if directory.startswith("//"):  # file:///mnt/nvme, as a URL
-        directory = "/" + directory.lstrip("/")
-    if not directory or "\0" in directory:
-        raise UsageError(f"tier {text!r} names no directory; write it like file:/mnt/nvme")
-    size, direct = pairs.get("size"), pairs.get("direct")
-    if direct not in (None, "0", "1"):
-        raise UsageError(f"tier {text!r}: direct is 1 (bypass the page cache) or 0 (through it), got {direct!r}")
+    directory = _directory(unquote(body), text, "file:/mnt/nvme")
+    size, direct = pairs.get("size"), _direct(pairs.get("direct"), text)
     io = _choice("io", pairs.get("io"), _FILE_IO, text)
-    if io == "mmap" and direct == "1":
+    if io == "mmap" and direct:
         raise UsageError(
             f"tier {text!r}: io=mmap always goes through the page cache and cannot be direct=1; drop one of them"
         )
@@ -158,7 +233,7 @@ def _file(body: str, pairs: dict[str, str], text: str) -> TierSpec:
         location=directory,
         size_bytes=None if size is None else _positive_bytes(size, text),
         io=io,
-        direct=None if direct is None else direct == "1",
+        direct=direct,
         fsync=_choice("fsync", pairs.get("fsync"), _FSYNC, text),
         options=tuple((key, pairs[key]) for key in ("depth", "timeout") if key in pairs),
     )
@@ -181,8 +256,15 @@ def _check_options(pairs: dict[str, str], text: str) -> None:
                 raise UsageError(f"tier {text!r}: down is a span of time, like down=10s-20s, got {value!r}")
         elif key in _COUNTS and not (value.isascii() and value.isdecimal() and _COUNTS[key] <= int(value) <= 2**32):
             raise UsageError(f"tier {text!r}: {key} is a whole number from {_COUNTS[key]} on, got {value!r}")
-        elif key in ("idle", "timeout") and parse_duration(value) <= 0:
+        elif key in ("idle", "timeout", "deadline") and parse_duration(value) <= 0:
             raise UsageError(f"tier {text!r}: {key}={value} leaves no time; write it like {key}=30s")
+        elif key in ("segment", "buffer"):
+            if parse_bytes(value) <= 0 and key == "buffer":
+                raise UsageError(f"tier {text!r} has a buffer of zero; write it like buffer=256MiB")
+        elif key in ("endpoint", "metrics") and not _ENDPOINT.fullmatch(value):
+            raise UsageError(f"tier {text!r}: {key} is a URL like http://127.0.0.1:8333, got {value!r}")
+        elif key == "protocol":
+            _choice("protocol", value, _PROTOCOLS, text)
         elif key == "headroom":
             _headroom(value, text)
         elif key == "shared" and not _SHARED_NAME.fullmatch(value):

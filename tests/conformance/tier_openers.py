@@ -3,6 +3,7 @@
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from kvbench.core.errors import MissingDependencyError
 from kvbench.tiers.base import Tier
 from kvbench.tiers.file_engines.base import EngineUnavailableError
 from kvbench.tiers.registry import open_tier
+from tests.servers import shared
+from tests.servers.processes import unavailable
+from tests.tiers.remote_places import s3_bucket
+
+Opener = Callable[[Path, int, int], Tier]
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,10 @@ def spelled(spelling: str) -> Callable[[Path, int, int], Tier]:
                 spelling.format(size=f"{slot_bytes * blocks}B", folder=folder, name=f"test-{name}"),
                 block_bytes=block_bytes,
             )
-        except (EngineUnavailableError, MissingDependencyError) as error:
+        except EngineUnavailableError as error:
             pytest.skip(str(error))
+        except MissingDependencyError as error:
+            unavailable(str(error))
 
     return open_it
 
@@ -50,6 +58,37 @@ def remove_shared(folder: Path) -> None:
     """Removes what a failing test may have left in shared memory."""
     name = uuid.uuid5(uuid.NAMESPACE_URL, str(folder)).hex
     shutil.rmtree(f"/dev/shm/kvbench-test-{name}", ignore_errors=True)
+
+
+def on_server(
+    spelling_of: Callable[[str], str], inside: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Opener:
+    """Opens what `spelling_of` a name of the folder's own spells, where the server lives."""
+
+    def open_it(folder: Path, block_bytes: int, blocks: int) -> Tier:
+        name = uuid.uuid5(uuid.NAMESPACE_URL, str(folder)).hex
+        slot_bytes = -(-block_bytes // 4096) * 4096
+        try:
+            spelling = spelling_of(name)
+            with inside():
+                return open_tier(
+                    f"{spelling}&size={slot_bytes * blocks}B&timeout=20s&deadline=60s", block_bytes=block_bytes
+                )
+        except MissingDependencyError as error:
+            unavailable(str(error))
+
+    return open_it
+
+
+def _bucket(name: str) -> str:
+    server = shared.s3()
+    return f"{s3_bucket(server)}/{name}?endpoint=http://{server.address}"
+
+
+def _mooncake(name: str) -> str:
+    store = shared.mooncake()
+    port = store.metrics_port
+    return f"mooncake://{store.master.address}?prefix={name}&buffer=4MiB&metrics=http://127.0.0.1:{port}"
 
 
 OPENERS = [
@@ -64,6 +103,16 @@ OPENERS = [
     TierOpener("file-buffered", spelled("file:{folder}/kv?size={size}&direct=0&fsync=fdatasync"), persistent=True),
     TierOpener("file-group-timeout", spelled("file:{folder}/kv?size={size}&fsync=group&timeout=20s"), persistent=True),
     TierOpener("file-fsync-unbounded", spelled("file:{folder}/kv?fsync=fsync"), persistent=True, bounded=False),
+    TierOpener("redis", on_server(lambda name: f"redis://{shared.redis().address}/4?prefix={name}"), persistent=True),
+    TierOpener("s3", on_server(lambda name: f"s3://{_bucket(name)}"), persistent=True),
+    TierOpener("mooncake", on_server(_mooncake, inside=lambda: shared.mooncake().inside()), persistent=True),
+    TierOpener("nixl-posix", spelled("nixl+posix:{folder}/kv?size={size}&buffer=1MiB"), persistent=True),
+    TierOpener(
+        "nixl-posix-direct",
+        spelled("nixl+posix:{folder}/kv?size={size}&buffer=1MiB&direct=1&io=uring"),
+        persistent=True,
+    ),
+    TierOpener("nixl-obj", on_server(lambda name: f"nixl+obj://{_bucket(name)}&buffer=1MiB"), persistent=True),
     TierOpener("null", spelled("null:"), bounded=False, keeps=False),
     TierOpener(
         "throttled-dram", spelled("throttled(dram:{size}, bandwidth=50GB/s, latency=10us, segment_latency=1us)")

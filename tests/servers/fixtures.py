@@ -1,26 +1,27 @@
-"""One real server of each kind for the whole test run, started by the first test that wants it."""
-
-from collections.abc import Iterator
+"""The shared servers as fixtures."""
 
 import pytest
 
-from tests.servers import start
+from tests.servers import shared
 from tests.servers.processes import Server
+from tests.servers.start import MooncakeStore
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with start.redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+def redis_server() -> Server:
+    return shared.redis()
 
 
 @pytest.fixture(scope="session")
-def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with start.etcd(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
+def etcd_server() -> Server:
+    return shared.etcd()
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with start.seaweedfs(tmp_path_factory.mktemp("seaweedfs")) as server:
-        yield server
+def s3_server() -> Server:
+    return shared.s3()
+
+
+@pytest.fixture(scope="session")
+def mooncake_store() -> MooncakeStore:
+    return shared.mooncake()

@@ -18,7 +18,7 @@ import pytest
 START_S = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Server:
     """A server of this machine, listening on loopback or inside a network namespace."""
 
@@ -90,6 +90,8 @@ def running(
 ) -> Iterator[Server]:
     """The server while it runs; it has answered `ready` before it is handed out, and is gone afterwards."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    if guard := shutil.which("setpriv"):  # it does not outlive a test run that is killed
+        command = [guard, "--pdeathsig", "KILL", *command]
     with log.open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, cwd=log.parent

@@ -31,7 +31,7 @@ plain_specs = st.one_of(
         TierSpec,
         scheme=st.just("s3"),
         location=text,
-        options=text.map(lambda value: (("endpoint", value),)) | st.just(()),
+        options=text.map(lambda value: (("region", value),)) | st.just(()),
     ),
     st.just(TierSpec(scheme="null")),
 )

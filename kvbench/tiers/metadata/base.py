@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import KvbenchError
+from kvbench.tiers.breaker import BreakerState
 
 # Part of every stored key: entries written by another version of this schema never match.
 SCHEMA_VERSION = 1
 # What one look-up may cost before the service does more harm than good to a load of a few milliseconds.
 LOOKUP_BUDGET_S = 1e-3
-
-BreakerState = Literal["closed", "open", "half-open"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from kvbench.core.block_key import BlockKey
 from kvbench.tiers.blocking_calls import BlockingCalls
+from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.metadata.base import (
     LOOKUP_BUDGET_S,
     Location,
@@ -16,7 +17,6 @@ from kvbench.tiers.metadata.base import (
     MetadataStats,
     MetadataUnavailableError,
 )
-from kvbench.tiers.metadata.breaker import Breaker
 
 _KEPT_LATENCIES = 10_000
 _T = TypeVar("_T")

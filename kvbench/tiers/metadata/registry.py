@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from kvbench.core.errors import UsageError
 from kvbench.core.units import parse_duration
+from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.metadata.base import Metadata, MetadataBackend
-from kvbench.tiers.metadata.breaker import Breaker
 from kvbench.tiers.metadata.guarded import GuardedMetadata
 
 # A service is asked in the time of a request, so it gets little; a lease is renewed three times in its life.

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
 from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.metadata import Location, Metadata, open_metadata
 from kvbench.tiers.metadata.base import MetadataUnavailableError
-from kvbench.tiers.metadata.breaker import Breaker
 from kvbench.tiers.metadata.guarded import GuardedMetadata
 from kvbench.tiers.metadata.sqlite import SqliteBackend
 
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 def some_keys(count: int) -> tuple[BlockKey, ...]:
     """Keys that no other test uses."""
     number = next(_numbers)
-    return block_keys([number, os.getpid()] + list(range(4 * count - 2)), IDENTITY)
+    return block_keys([number, os.getpid(), *range(4 * count - 2)], IDENTITY)
 
 
 Opener = Callable[..., Metadata]

@@ -3,8 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Literal
 
-from kvbench.tiers.metadata.base import BreakerState
+BreakerState = Literal["closed", "open", "half-open"]
 
 
 class Breaker:
@@ -37,6 +38,12 @@ class Breaker:
             if self._closed:
                 return "closed"
             return "half-open" if self._trying or self._clock() >= self._retry_at_s else "open"
+
+    @property
+    def retry_in_s(self) -> float:
+        """How long calls are still refused."""
+        with self._lock:
+            return 0.0 if self._closed else max(0.0, self._retry_at_s - self._clock())
 
     def allows(self) -> bool:
         """Whether a call may be made now; every call that was allowed is followed by `succeeded` or `failed`."""
