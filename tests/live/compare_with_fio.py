@@ -2,9 +2,9 @@
 
     python tests/live/compare_with_fio.py DIRECTORY [PAIRS] [ENGINE or DIRECTION…]
 
-The case is the one that the command's child runs. fio runs between its samples, in the order kvbench, fio, fio, kvbench,
-so that the two of a pair are a moment apart, each goes first as often as the other, and a busy neighbour disturbs both
-alike. Both do the same work:
+The case is the one that the command's child runs. fio runs between its samples, in the order kvbench, fio, fio,
+kvbench, so that the two of a pair are a moment apart, each goes first as often as the other, and a busy neighbour
+disturbs both alike. Both do the same work:
 
 - The same file: fio opens the descriptor that kvbench made. Two files of one disk differed by up to a third here, and
   fio's own file is laid out by its first stores, whose extents the filesystem then has to convert.

@@ -84,7 +84,8 @@ class _AioQueue:
         return [(results[at], results[at + 2]) for at in range(0, count * _QUADS_PER_EVENT, _QUADS_PER_EVENT)]
 
     def in_turn(self, addresses: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]) -> tuple[int, int] | None:
-        words, results, call, submit, get = self._words, self._results, self._call, self._submit_one, self._get_one
+        words, results, call = self._words, self._results, self._call
+        submit, get = self._submit_one, self._get_one
         self._pointers[0] = self._iocb_addresses[0]
         last = len(offsets) - 1
         if last >= 0:
