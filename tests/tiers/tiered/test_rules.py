@@ -466,3 +466,15 @@ def test_spans_can_be_of_single_blocks() -> None:
     store = make(TierSettings(tier=DictTier("hbm")), spans=spans)
     put(store, 0, 1, 2)
     assert [span.prefix_hash for span in spans.spans] == [key.prefix.hex() for key in KEYS[:3]]
+
+
+def test_what_expires_is_not_written_back() -> None:
+    clock = HandClock()
+    dram, file = DictTier("dram"), DictTier("file")
+    store = make(TierSettings(tier=dram, ttl_s=10), TierSettings(tier=file, write="write-back"), clock=clock)
+    put(store, 0)
+    clock.now_s += 10
+    store.maintain()
+    store.flush(1)
+    assert not dram.blocks
+    assert not file.blocks
