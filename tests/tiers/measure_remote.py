@@ -87,7 +87,9 @@ def _lookups(spelling: str, keys_at_once: int) -> str:
     writer.close()
     p50_s, p99_s = stats.lookup_p50_s or 0.0, stats.lookup_p99_s or 0.0
     kept = "kept" if stats.budget_kept else "not kept"
-    return f"p50 {format_duration(p50_s)}, p99 {format_duration(p99_s)}, budget {format_duration(stats.budget_s)} {kept}"
+    return (
+        f"p50 {format_duration(p50_s)}, p99 {format_duration(p99_s)}, budget {format_duration(stats.budget_s)} {kept}"
+    )
 
 
 if __name__ == "__main__":
