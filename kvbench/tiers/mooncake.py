@@ -58,7 +58,7 @@ _TRIAL = (
 
 def open_mooncake(spec: TierSpec, *, block_bytes: int, name: str) -> StagedTier:
     """The tier that `mooncake://MASTER:PORT` spells. The client is set up when it is first needed."""
-    os.environ.setdefault("GLOG_minloglevel", "2")  # it tells of every client that it makes
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it tells of every client that it makes
     try:
         import mooncake.store
     except ImportError as error:
