@@ -123,7 +123,7 @@ def _run_tier_load(
     bound = spec.size_bytes or plan.pool_bytes
     case = TierLoadCase(
         tier="file" if file else "dram",
-        file=str(file.absolute()) if file else "",
+        file=str(file) if file else "",
         io="mmap" if spec.io == "mmap" else "psync",
         direct=spec.io != "mmap" and spec.direct is not False,
         device=device,

@@ -110,7 +110,7 @@ def _run(
 
 
 def _scratch_path(case: PlannedCase) -> Path:
-    return Path(case.spec.location).absolute() / f".kvbench-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    return Path(case.spec.location) / f".kvbench-{os.getpid()}-{secrets.token_hex(4)}.tmp"
 
 
 def _child_case(case: PlannedCase, plan: TransferPlan, shape: KvShape | None, file: Path | None) -> dict[str, Any]:

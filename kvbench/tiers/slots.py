@@ -17,7 +17,7 @@ class SlotAllocator:
     """
 
     def __init__(self, slot_bytes: int, *, align_bytes: int) -> None:
-        units = max(min(_UNITS_PER_SLOT, slot_bytes // align_bytes), 1)
+        units = min(_UNITS_PER_SLOT, -(-slot_bytes // align_bytes))
         self.unit_bytes = -(-slot_bytes // (units * align_bytes)) * align_bytes
         self._units = -(-slot_bytes // self.unit_bytes)
         self.slot_bytes = self._units * self.unit_bytes

@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,11 +165,12 @@ def test_blocks_in_a_ring_use_one_slot_per_request(
     assert not any(buffer[4 * 4096 :])
 
 
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("name", [name for name in HERE if name != "mmap"])
 def test_direct_blocks_arrive_and_a_misaligned_one_is_refused_in_one_line(
-    name: str, path: Path, content: bytes, buffer: memoryview, opened: Opened
+    name: str, depth: int, path: Path, content: bytes, buffer: memoryview, opened: Opened
 ) -> None:
-    engine = opened(name, path, buffer, direct=True)
+    engine = opened(name, path, buffer, depth=depth, direct=True)
     engine.transfer(Blocks(direction="load", offsets=[8192, 0], sizes=[4096, 4096], places=[0, 4096]))
     assert bytes(buffer[:8192]) == content[8192:12288] + content[:4096]
     with pytest.raises(KvbenchError, match="1000 B at offset 0: O_DIRECT refused it") as caught:
@@ -179,12 +181,42 @@ def test_direct_blocks_arrive_and_a_misaligned_one_is_refused_in_one_line(
     assert bytes(buffer[:4096]) == content[4096:8192]
 
 
+@pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize("name", [name for name in HERE if name != "mmap"])
-def test_a_file_that_got_shorter_is_named(name: str, path: Path, buffer: memoryview, opened: Opened) -> None:
-    engine = opened(name, path, buffer)
+def test_a_file_that_got_shorter_is_named(
+    name: str, depth: int, path: Path, content: bytes, buffer: memoryview, opened: Opened
+) -> None:
+    engine = opened(name, path, buffer, depth=depth)
     os.truncate(path, 10_000)
     with pytest.raises(KvbenchError, match="the file ended after 1808 bytes of it"):
-        engine.transfer(Blocks(direction="load", offsets=[8192], sizes=[4096]))
+        engine.transfer(Blocks(direction="load", offsets=[0, 8192, 4096], sizes=[4096] * 3))
+    # the engine still works, and loads what it is asked for and not what the failure left
+    engine.transfer(Blocks(direction="load", offsets=[4096, 0], sizes=[4096] * 2, places=[0, 4096]))
+    assert bytes(buffer[:8192]) == content[4096:8192] + content[:4096]
+
+
+@pytest.mark.parametrize("depth", [1, 16])
+@pytest.mark.parametrize("name", [name for name in HERE if name != "mmap"])
+def test_signals_do_not_end_a_transfer(
+    name: str, depth: int, path: Path, content: bytes, buffer: memoryview, opened: Opened
+) -> None:
+    engine = opened(name, path, buffer, depth=depth, direct=True)
+    offsets = list(range(0, FILE_BYTES, 4096)) * 2
+    signals = 0
+
+    def count(*_: object) -> None:
+        nonlocal signals
+        signals += 1
+
+    before = signal.signal(signal.SIGALRM, count)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        engine.transfer(Blocks(direction="load", offsets=offsets, sizes=[4096] * len(offsets), places=offsets))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert signals
+    assert bytes(buffer[:FILE_BYTES]) == content
 
 
 @pytest.mark.parametrize("name", [name for name in HERE if name != "mmap"])
@@ -332,3 +364,28 @@ def test_gds_moves_exactly_and_reports_what_carried_the_bytes(
         assert engine.what_ran() == "nvidia-fs carried 3 operations"
         engine.close()
     assert cufile.calls == ["driver_open", "buf_deregister", "handle_deregister", "driver_close"]
+
+
+def test_the_file_tier_stores_and_loads_through_gds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kvbench.core.block_key import BlockKey
+    from kvbench.tiers.base import Block, Wanted
+    from kvbench.tiers.file.tier import FileTier
+
+    monkeypatch.setattr(gds, "no_gpu_reason", lambda: None)
+    monkeypatch.setattr(gds, "cuda_runtime", FakeCuda)
+    bindings = SimpleNamespace(cufile=FakeCufile())
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    tier = FileTier(tmp_path / "kv", block_bytes=20_000, io="gds", direct=False, depth=3)
+    chance = random.Random(7)
+    blocks = {BlockKey(chance.randbytes(16), chance.randbytes(32)): chance.randbytes(1 + 999 * n) for n in range(20)}
+    stored = tier.store([Block(key, memoryview(data)) for key, data in blocks.items()])
+    assert {outcome.result for outcome in stored} == {"ok"}
+    for _ in range(2):
+        into = {key: bytearray(len(data)) for key, data in blocks.items()}
+        loaded = tier.load([Wanted(key, memoryview(buffer)) for key, buffer in into.items()])
+        assert {outcome.result for outcome in loaded} == {"ok"}
+        assert into == blocks
+        tier.close()
+        tier = FileTier(tmp_path / "kv", block_bytes=20_000, io="psync", direct=False)
+    tier.close()

@@ -2,11 +2,23 @@
 
     python tests/live/compare_with_fio.py DIRECTORY [PAIRS] [ENGINE or DIRECTION…]
 
-Both move all blocks of a file of their own, in random order, with one buffer per request in flight. The case is the one
-that the command's child runs; after every sample it emits, fio moves the same blocks, so that the two of a pair are a
-moment apart and a busy neighbour disturbs both alike. fio has no depth for psync: its jobs stand for it, as threads do
-here. How the pages of a buffer lie in physical memory changes a direct transfer by up to a factor of two, so both use
-the same buffer, files in /dev/shm.
+The case is the one that the command's child runs. fio runs between its samples, in the order kvbench, fio, fio,
+kvbench, so that the two of a pair are a moment apart, each goes first as often as the other, and a busy neighbour
+disturbs both alike. Both do the same work:
+
+- The same file: fio opens the descriptor that kvbench made. With a file each, small stores stood at
+  0.69 to 0.82 of fio here; fio's own file is laid out by its first stores, whose extents the filesystem has to convert.
+- All of its blocks once, in random order. fio has no depth for psync: its jobs stand for it, as threads do here, and
+  each has a part of the file of its own; else two jobs would move the same blocks. Of jobs with equal shares the last
+  took up to 1.8 times as long as the mean, with half of the disk's queue empty, and that would count as fio's
+  bandwidth. So several jobs run for as long as kvbench took, all of them, and again through their part if it is over.
+- The same memory, files in /dev/shm: how the pages of a buffer lie in physical memory changes a direct transfer by up
+  to a factor of two. kvbench has touched it; fio touches it at the first store or load into it, which is why 1 GiB is
+  moved through at most 64 MiB.
+- Neither writes into a block before it is stored (`scramble_buffers=0`), and each waits for the disk (fdatasync) after
+  a store, outside its time.
+
+Both take the time of a whole run: kvbench by one clock around all requests, fio by the longest of its jobs.
 
 Exit code 1: a median of paired ratios is off by more than ten per cent.
 """
@@ -20,7 +32,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -32,12 +44,13 @@ import pytest
 from kvbench.core.units import KIB, MIB
 from kvbench.probes import file_case
 from kvbench.probes.file_case import FileCase
+from kvbench.probes.scratch_file import ScratchFile, scratch_file
 
 ENGINES = {"psync": "psync", "aio": "libaio", "io_uring": "io_uring"}
 BLOCKS_KIB = (128, 1024, 4096)
 DEPTHS = (1, 16)
 DIRECTIONS = {"load": "randread", "store": "randwrite"}
-FILE_MIB = {"load": 256, "store": 1024}  # stores end in the disk's cache: fewer would be over before fio's jobs all run
+FILE_MIB = 1024  # stores end in the disk's cache: fewer bytes would be over before fio's jobs all run
 MOST_DIFFERENT = 0.10
 
 
@@ -64,42 +77,78 @@ def shared_buffer(files: int, file_bytes: int) -> Iterator[tuple[list[Path], mem
 
 
 def fio_bytes_per_s(
-    file: Path, *, engine: str, direction: str, depth: int, block_kib: int, seed: int, buffers: Sequence[Path]
+    file: str,
+    *,
+    engine: str,
+    direction: str,
+    depth: int,
+    block_kib: int,
+    seed: int,
+    seconds: float,
+    buffers: Sequence[Path],
 ) -> float:
-    """Bandwidth of one fio run over the whole file; one job per buffer."""
-    jobs, file_mib = len(buffers), FILE_MIB[direction]
+    """Bandwidth of one fio run: one job once over the whole file, or one per buffer for `seconds`, each in its part."""
+    jobs = len(buffers)
+    part_mib = FILE_MIB // jobs
     command = [
-        "fio", f"--filename={file}", f"--size={file_mib}M", f"--io_size={file_mib // jobs}M",
-        f"--rw={DIRECTIONS[direction]}", f"--bs={block_kib}k", "--direct=1", f"--ioengine={ENGINES[engine]}",
-        f"--iodepth={depth // jobs}", "--thread", "--group_reporting", f"--randseed={seed}", "--output-format=json",
-        "--scramble_buffers=0",  # else fio writes into every sector of a block before it stores it
+        "fio", f"--filename={file}", f"--size={part_mib}M", f"--rw={DIRECTIONS[direction]}", f"--bs={block_kib}k",
+        "--direct=1", f"--ioengine={ENGINES[engine]}", f"--iodepth={depth // jobs}", "--thread", "--group_reporting",
+        f"--randseed={seed}", "--output-format=json", "--scramble_buffers=0",
     ]  # fmt: skip
+    if jobs > 1:
+        command += ["--time_based", f"--runtime={max(round(seconds * 1000), 1)}ms"]
     for index, buffer in enumerate(buffers):
-        command += [f"--name=job{index}", f"--iomem=mmapshared:{buffer}"]
+        command += [f"--name=job{index}", f"--offset={index * part_mib}M", f"--iomem=mmapshared:{buffer}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    with file.open("r+b") as stored:
+    with Path(file).open("r+b") as stored:
         os.fdatasync(stored)  # as kvbench does after a store: what one left in the disk's cache must not slow the other
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read" if direction == "load" else "write"]
+    if jobs == 1 and job["io_bytes"] != FILE_MIB * MIB:
+        raise SystemExit(f"fio moved {job['io_bytes']} bytes and not {FILE_MIB * MIB}: {' '.join(command)}")
     return float(job["io_bytes"]) / (float(job["runtime"]) / 1000)
+
+
+class Pairs:
+    """Takes the samples of a case as they are emitted and runs fio between them: kvbench, fio, fio, kvbench."""
+
+    def __init__(self, run_fio: Callable[..., float]) -> None:
+        self._run_fio = run_fio
+        self._runs = 0
+        self._seconds = 1.0  # of kvbench's last sample
+        self._ahead: float | None = None  # fio's run that the next sample is held against
+        self.ratios: list[float] = []
+        self.refusals: list[str] = []
+        self.file = ""
+
+    def fio(self) -> float:
+        self._runs += 1
+        return self._run_fio(self.file, seed=self._runs, seconds=self._seconds)
+
+    def emit(self, record: dict[str, Any]) -> None:
+        if record["record"] == "sample":
+            self._seconds = record["seconds"]
+            kvbench = record["bytes"] / self._seconds
+            if self._ahead is not None:
+                self.ratios.append(kvbench / self._ahead)
+                self._ahead = None
+            else:
+                self.ratios.append(kvbench / self.fio())
+                self._ahead = self.fio()
+        elif record["record"] == "stage" and record["text"].startswith("timing"):
+            self.fio()  # both warm up
+        elif record["record"] in ("skipped", "warning"):
+            self.refusals.append(str(record))
+
+    @contextlib.contextmanager
+    def scratch_file(self, *arguments: Any, **options: Any) -> Iterator[ScratchFile]:
+        """The file of the case, and where fio finds it: its name is gone."""
+        with scratch_file(*arguments, **options) as file:
+            self.file = f"/proc/{os.getpid()}/fd/{file.descriptor}"
+            yield file
 
 
 def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, block_kib: int, pairs: int) -> list[float]:
     """kvbench's bandwidth over fio's, of every pair."""
-    ratios: list[float] = []
-    refusals: list[str] = []
-    fio = partial(
-        fio_bytes_per_s, folder / "fio.dat", engine=engine, direction=direction, depth=depth, block_kib=block_kib
-    )
-
-    def emit(buffers: Sequence[Path], record: dict[str, Any]) -> None:
-        if record["record"] == "sample":
-            ratios.append(record["bytes"] / record["seconds"] / fio(seed=len(ratios) + 1, buffers=buffers))
-        elif record["record"] == "stage" and record["text"].startswith("timing"):
-            fio(seed=0, buffers=buffers)  # the first run lays out the file
-            os.sync()
-        elif record["record"] in ("skipped", "warning"):
-            refusals.append(str(record))
-
     case = FileCase(
         file=str(folder / "kvbench.dat"),
         engine=engine,
@@ -108,10 +157,10 @@ def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, bloc
         fsync="none",
         depth=depth,
         huge_pages=False,  # as fio's default memory
-        points=[(FILE_MIB[direction] * MIB, block_kib * KIB)],
+        points=[(FILE_MIB * MIB, block_kib * KIB)],
         repeats=pairs,
         warmups=1,
-        file_bytes=FILE_MIB[direction] * MIB,
+        file_bytes=FILE_MIB * MIB,
         time_s=600.0,
     )
     jobs = depth if engine == "psync" else 1
@@ -119,11 +168,17 @@ def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, bloc
         shared_buffer(jobs, depth // jobs * block_kib * KIB) as (paths, view),
         pytest.MonkeyPatch.context() as patch,
     ):
+        compared = Pairs(
+            partial(
+                fio_bytes_per_s, engine=engine, direction=direction, depth=depth, block_kib=block_kib, buffers=paths
+            )
+        )
         patch.setattr(file_case, "aligned_buffer", lambda *_, **__: view)
-        file_case.measure(asdict(case), partial(emit, paths))
-    if refusals:
-        raise SystemExit("; ".join(refusals))
-    return ratios
+        patch.setattr(file_case, "scratch_file", compared.scratch_file)
+        file_case.measure(asdict(case), compared.emit)
+    if compared.refusals:
+        raise SystemExit("; ".join(compared.refusals))
+    return compared.ratios
 
 
 def main(arguments: Sequence[str]) -> int:

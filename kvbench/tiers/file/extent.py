@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,7 +82,8 @@ class Extent:
         self._pages: dict[int, bytearray] = {}
         self._index: dict[BlockKey, _Held] = {}
         self._free: list[int] = []
-        self._num_slots = self._sequence = self.damaged = 0
+        self._num_slots = self.damaged = 0
+        self._sequence = itertools.count(1)
         self._cleared_unsynced = False
         self._lanes: dict[str, Lanes] = {}
         self._recover()
@@ -122,7 +124,7 @@ class Extent:
                     unusable.append(slot)
         for header in latest.values():
             self._index[header.key] = _Held(header.slot, header.num_bytes, header.crc32c)
-            self._sequence = max(self._sequence, header.sequence)
+        self._sequence = itertools.count(1 + max((header.sequence for header in latest.values()), default=0))
         self._clear(unusable)
         taken = {held.slot for held in self._index.values()}
         self._free = [slot for slot in reversed(range(self._num_slots)) if slot not in taken]
@@ -139,21 +141,25 @@ class Extent:
         """Bytes, headers, sync, and only then the index."""
         outcomes, slots, twins = self._reserve(blocks)
         headers: dict[int, Header] = {}
+        packed: dict[int, bytes] = {}
+
+        def checksummed(move: Move, crc32c: int) -> None:
+            block = blocks[move.number]
+            header = Header(slots[move.number], next(self._sequence), block.key, block.data.nbytes, crc32c)
+            headers[move.number], packed[move.number] = header, header.packed(self._tier_id)
+
         try:
             self._sync_cleared()
-            moves = [
-                Move(self._geometry.data_offset(slot), blocks[at].data, blocks[at].crc32c) for at, slot in slots.items()
-            ]
-            moved = self._lanes_for("store").move(moves, self._file_bytes(), deadline.deliver) if moves else []
-            for (at, slot), done in zip(slots.items(), moved, strict=True):
-                outcomes[at] = done.outcome
-                if done.outcome is OK:
-                    headers[at] = self._header(slot, blocks[at], done.crc32c)
-            if headers and not deadline.still_wanted():
-                outcomes.update(dict.fromkeys(headers, _LATE))
-                headers = {}
+            offset = self._geometry.data_offset
+            moves = [Move(at, offset(slot), blocks[at].data, blocks[at].crc32c) for at, slot in slots.items()]
+            if moves:
+                moved = self._lanes_for("store").store(moves, self._file_bytes(), checksummed)
+                outcomes.update(zip(slots, moved, strict=True))
+            if not deadline.still_wanted():
+                outcomes.update(dict.fromkeys(slots, _LATE))
+            headers = {at: header for at, header in headers.items() if outcomes[at] is OK}
             if headers:
-                self._write_headers({header.slot: header.packed(self._tier_id) for header in headers.values()})
+                self._write_headers({header.slot: packed[at] for at, header in headers.items()})
                 self._settings.sync.wait(self.file.descriptor)
         except OSError as error:
             outcomes.update(dict.fromkeys(slots, refusal_of(error)))
@@ -224,11 +230,6 @@ class Extent:
             return True
         return False
 
-    def _header(self, slot: int, block: Block, crc32c: int) -> Header:
-        with self._lock:
-            self._sequence += 1
-            return Header(slot, self._sequence, block.key, block.data.nbytes, crc32c)
-
     def _publish(self, slots: Mapping[int, int], headers: Mapping[int, Header], outcomes: dict[int, Outcome]) -> None:
         doubles: list[int] = []
         with self._lock:
@@ -258,14 +259,12 @@ class Extent:
                 elif refusal is not None:
                     outcomes[at] = refusal
         try:
-            moves = [
-                Move(self._geometry.data_offset(block.slot), wanted[at].into, block.crc32c)
-                for at, block in held.items()
-            ]
-            moved = self._lanes_for("load").move(moves, self._file_bytes(), deadline.deliver) if moves else []
+            offset = self._geometry.data_offset
+            moves = [Move(at, offset(block.slot), wanted[at].into, block.crc32c) for at, block in held.items()]
+            moved = self._lanes_for("load").load(moves, self._file_bytes(), deadline.deliver) if moves else []
             for (at, block), done in zip(held.items(), moved, strict=True):
-                outcomes[at] = done.outcome
-                if done.outcome.result == "corrupt":
+                outcomes[at] = done
+                if done.result == "corrupt":
                     self._drop(wanted[at].key, block)
         except OSError as error:
             outcomes.update(dict.fromkeys(held, refusal_of(error)))

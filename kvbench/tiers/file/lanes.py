@@ -6,7 +6,7 @@ import os
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from kvbench.core.errors import KvbenchError
@@ -16,27 +16,25 @@ from kvbench.tiers.copying import address_and_length, copy_bytes
 from kvbench.tiers.file.layout import PAGE_BYTES
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, FileEngine, aligned_buffer
 
-_LANES = 3  # while one checks what arrived, two keep the disk busy
-_BATCH_BYTES = 8 * MIB
+_LOAD_LANES = 4  # while one checks what arrived, three keep the disk busy
+_STORE_LANES = 2  # while one stages blocks, the other moves
+_BATCH_BYTES = 4 * MIB
+_BATCHES = 8
 _FIRST_ADDRESS = 4096
 _ADDRESS_BITS = 47  # of a process on x86-64; aarch64 maps below this unless asked otherwise
 
+Deliver = Callable[[Callable[[], None]], bool]
+Checksummed = Callable[["Move", int], None]
 OpenEngine = Callable[[str, EngineSettings], FileEngine]
 
 
 class Move(NamedTuple):
     """One block between a file offset and memory. A store knows its checksum or None; a load knows what it must be."""
 
+    number: int  # the caller's own
     offset: int
     data: memoryview
     crc32c: int | None
-
-
-class Moved(NamedTuple):
-    """What became of a move; `crc32c` is that of the bytes moved."""
-
-    outcome: Outcome
-    crc32c: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,48 +51,66 @@ class LaneSettings:
 
 
 class Lanes:
-    """Two engines for one direction. Loads have lanes of their own, and so never queue behind stores."""
+    """The engines of one direction. Loads have lanes of their own, and so never queue behind stores.
+
+    A load is cut into batches that lanes take in turn, each with its share of the depth. A store whose buffers can be
+    moved as they lie is one call of one engine, while another thread computes the checksums.
+    """
 
     def __init__(self, direction: Literal["load", "store"], settings: LaneSettings) -> None:
         self._direction, self._settings = direction, settings
         self._idle: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
-        self._lanes = [_Lane(direction, settings) for _ in range(_LANES)]
+        if direction == "load":
+            count = min(_LOAD_LANES, settings.depth + 1)
+            settings = replace(settings, depth=-(-settings.depth // 2))
+        else:
+            count = _STORE_LANES
+        self._lane_depth = settings.depth
+        self._lanes = [_Lane(direction, settings) for _ in range(count)]
         for lane in self._lanes:
             self._idle.put(lane)
-        self._pool = ThreadPoolExecutor(_LANES, thread_name_prefix=f"kvbench-{direction}")
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=f"kvbench-{direction}")
 
-    def move(
-        self, moves: Sequence[Move], file_bytes: int, deliver: Callable[[Callable[[], None]], bool]
-    ) -> list[Moved]:
-        """Moves every block and returns what became of each. `deliver` runs a copy into a caller's buffer, or not."""
-        if self._direction == "store" and len(moves) > 1 and all(map(self._as_it_lies, moves)):
-            task = self._pool.submit(self._run, [move._replace(crc32c=0) for move in moves], file_bytes, deliver)
-            checksums = [outgoing_crc32c(move) for move in moves]  # while the engine moves the same bytes
-            return [Moved(moved.outcome, crc) for moved, crc in zip(task.result(), checksums, strict=True)]
+    def load(self, moves: Sequence[Move], file_bytes: int, deliver: Deliver) -> list[Outcome]:
+        """Loads every block. `deliver` runs a copy into a caller's buffer, or refuses to."""
+        return self._batched(moves, file_bytes, deliver, _ignored)
+
+    def store(self, moves: Sequence[Move], file_bytes: int, checksummed: Checksummed) -> list[Outcome]:
+        """Stores every block. `checksummed` is told each one's checksum, in any order, by several threads."""
+        if len(moves) == 1 or not all(map(self._as_it_lies, moves)):
+            return self._batched(moves, file_bytes, _always, checksummed)
+        task = self._pool.submit(_checksum_all, moves, checksummed)  # while the engine moves the same bytes
+        try:
+            return self._run(moves, file_bytes, _always, _ignored)
+        finally:
+            task.result()
+
+    def _batched(
+        self, moves: Sequence[Move], file_bytes: int, deliver: Deliver, checksummed: Checksummed
+    ) -> list[Outcome]:
         per_batch = self._per_batch(moves)
         batches = [moves[at : at + per_batch] for at in range(0, len(moves), per_batch)]
         if len(batches) == 1:
-            return self._run(batches[0], file_bytes, deliver)
-        tasks: list[Future[list[Moved]]] = [
-            self._pool.submit(self._run, batch, file_bytes, deliver) for batch in batches
+            return self._run(batches[0], file_bytes, deliver, checksummed)
+        tasks: list[Future[list[Outcome]]] = [
+            self._pool.submit(self._run, batch, file_bytes, deliver, checksummed) for batch in batches
         ]
-        return [moved for task in tasks for moved in task.result()]
+        return [outcome for task in tasks for outcome in task.result()]
 
     def _as_it_lies(self, move: Move) -> bool:
         return moves_as_it_lies(self._settings, *address_and_length(move.data))
 
     def _per_batch(self, moves: Sequence[Move]) -> int:
-        """Large enough that filling and draining the queue is a small part, small enough that both lanes have work."""
+        """Together the lanes keep about `depth` requests in flight; the last batch to be checked is a small part."""
         largest = max((move.data.nbytes for move in moves), default=1)
-        fitting = max(_BATCH_BYTES // largest, 2 * self._settings.depth)
-        return max(min(fitting, -(-len(moves) // _LANES)), 1)
+        fitting = max(self._lane_depth, _BATCH_BYTES // largest)
+        at_once = -(-min(len(moves), self._settings.depth) // len(self._lanes))
+        return max(min(fitting, -(-len(moves) // _BATCHES)), at_once, 1)
 
-    def _run(
-        self, moves: Sequence[Move], file_bytes: int, deliver: Callable[[Callable[[], None]], bool]
-    ) -> list[Moved]:
+    def _run(self, moves: Sequence[Move], file_bytes: int, deliver: Deliver, checksummed: Checksummed) -> list[Outcome]:
         lane = self._idle.get()
         try:
-            return lane.move(moves, file_bytes, deliver)
+            return lane.move(moves, file_bytes, deliver, checksummed)
         finally:
             self._idle.put(lane)
 
@@ -123,19 +139,16 @@ class _Lane:
         self._engine_bytes = 0
         self._own_memory = settings.io == "gds"  # cuFile moves to and from one registered buffer
 
-    def move(
-        self, moves: Sequence[Move], file_bytes: int, deliver: Callable[[Callable[[], None]], bool]
-    ) -> list[Moved]:
+    def move(self, moves: Sequence[Move], file_bytes: int, deliver: Deliver, checksummed: Checksummed) -> list[Outcome]:
         """One batch, in rounds of what the staging buffer holds."""
-        done: list[Moved] = []
-        at = 0
-        while at < len(moves):
-            count, places = self._placed(moves[at:])
-            done += self._round(moves[at : at + count], places, file_bytes, deliver)
-            at += count
+        done: list[Outcome] = []
+        while len(done) < len(moves):
+            left = moves[len(done) :] if done else moves
+            places = self._placed(left)
+            done += self._round(left[: len(places)], places, file_bytes, deliver, checksummed)
         return done
 
-    def _placed(self, moves: Sequence[Move]) -> tuple[int, list[_Place]]:
+    def _placed(self, moves: Sequence[Move]) -> list[_Place]:
         """Places for as many moves as there is staging room for."""
         places: list[_Place] = []
         staged = 0
@@ -150,7 +163,7 @@ class _Lane:
             padded = -(-size // PAGE_BYTES) * PAGE_BYTES if self._settings.direct else size
             places.append(_Place(address_and_length(room)[0], padded, room))
             staged += 1
-        return len(places), places
+        return places
 
     def _room(self, number: int) -> memoryview:
         start = number * self._settings.slot_bytes
@@ -166,27 +179,32 @@ class _Lane:
         moves: Sequence[Move],
         places: Sequence[_Place],
         file_bytes: int,
-        deliver: Callable[[Callable[[], None]], bool],
-    ) -> list[Moved]:
-        checksums = [0] * len(moves) if self._load else [_outgoing(*pair) for pair in zip(moves, places, strict=True)]
+        deliver: Deliver,
+        checksummed: Checksummed,
+    ) -> list[Outcome]:
+        if not self._load and checksummed is not _ignored:
+            for move, place in zip(moves, places, strict=True):
+                _stage(move, place)
+                checksummed(move, crc32c_of(move))
+        first = self._first_address()
         blocks = Blocks(
             direction=self._direction,
             offsets=[move.offset for move in moves],
             sizes=[place.size for place in places],
-            places=[place.address - self._first_address() for place in places],
+            places=[place.address - first for place in places],
         )
         outcomes = self._transfer(blocks, places, file_bytes)
         if not self._load:
-            return [Moved(outcome, crc) for outcome, crc in zip(outcomes, checksums, strict=True)]
+            return outcomes
         return [
-            _incoming(move, place, deliver) if outcome is OK else Moved(outcome)
+            _arrived(move, place, deliver) if outcome is OK else outcome
             for move, place, outcome in zip(moves, places, outcomes, strict=True)
         ]
 
     def _transfer(self, blocks: Blocks, places: Sequence[_Place], file_bytes: int) -> list[Outcome]:
         """All blocks by the engine; if that fails, each by itself, so that one failure is not everybody's."""
         try:
-            if self._settings.io != "mmap" or self._mapping_is_backed(blocks):
+            if self._settings.io != "mmap" or self._mapping_is_backed(file_bytes):
                 self._engine_transfer(self._opened(file_bytes), blocks)
                 return [OK] * len(places)
         except (KvbenchError, OSError):
@@ -204,10 +222,9 @@ class _Lane:
     def _first_address(self) -> int:
         return address_and_length(self._room(0))[0] if self._own_memory else _FIRST_ADDRESS
 
-    def _mapping_is_backed(self, blocks: Blocks) -> bool:
+    def _mapping_is_backed(self, file_bytes: int) -> bool:
         """Touching a page that the file no longer has would end the process."""
-        ends = (offset + size for offset, size in zip(blocks.offsets, blocks.sizes, strict=True))
-        return max(ends, default=0) <= os.fstat(self._settings.descriptor).st_size
+        return file_bytes <= os.fstat(self._settings.descriptor).st_size
 
     def _alone_moved(self, offset: int, place: _Place) -> Outcome:
         descriptor, done = self._settings.descriptor, 0
@@ -260,31 +277,42 @@ def refusal_of(error: OSError) -> Outcome:
     return Outcome("failed", error.strerror or str(error))
 
 
-def _outgoing(move: Move, place: _Place) -> int:
-    """Stages a block where that is needed, and returns its checksum."""
+def crc32c_of(move: Move) -> int:
+    """The checksum that comes with a block, or its own."""
+    return _crc32c(move.data) if move.crc32c is None else move.crc32c
+
+
+def _checksum_all(moves: Sequence[Move], checksummed: Checksummed) -> None:
+    for move in moves:
+        checksummed(move, crc32c_of(move))
+
+
+def _stage(move: Move, place: _Place) -> None:
     if place.staging is not None:
         size = move.data.nbytes
         copy_bytes(place.staging[:size], move.data)
         if place.size > size:
             place.staging[size : place.size] = bytes(place.size - size)
-    return outgoing_crc32c(move)
 
 
-def outgoing_crc32c(move: Move) -> int:
-    """The checksum that comes with a block, or its own."""
-    return _crc32c(move.data) if move.crc32c is None else move.crc32c
-
-
-def _incoming(move: Move, place: _Place, deliver: Callable[[Callable[[], None]], bool]) -> Moved:
+def _arrived(move: Move, place: _Place, deliver: Deliver) -> Outcome:
     """Checks what arrived, and only then lets the caller's buffer have it."""
-    size = move.data.nbytes
-    arrived = move.data if place.staging is None else place.staging[:size]
+    arrived = move.data if place.staging is None else place.staging[: move.data.nbytes]
     found = _crc32c(arrived)
     if found != move.crc32c:
-        return Moved(Outcome("corrupt", f"CRC32C is {found:08x}, stored was {move.crc32c:08x}"), found)
+        return Outcome("corrupt", f"CRC32C is {found:08x}, stored was {move.crc32c:08x}")
     if place.staging is not None and not deliver(lambda: copy_bytes(move.data, arrived)):
-        return Moved(Outcome("timeout", "arrived too late"), found)
-    return Moved(OK, found)
+        return Outcome("timeout", "arrived too late")
+    return OK
+
+
+def _ignored(move: Move, crc32c: int) -> None:
+    del move, crc32c
+
+
+def _always(copy: Callable[[], None]) -> bool:
+    copy()
+    return True
 
 
 def _crc32c(data: memoryview) -> int:

@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import KvbenchError
@@ -48,8 +49,7 @@ def read_superblock(page: bytes, *, what: str) -> Superblock:
     return Superblock(tier_id=tier_id, slot_bytes=slot_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a slot holds. Of two headers with the same key, the one with the higher sequence is the later."""
 
     slot: int

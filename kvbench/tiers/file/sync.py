@@ -32,11 +32,14 @@ class EachSync:
     durable = True
 
     def __init__(self, kind: Fsync) -> None:
-        self._sync = os.fsync if kind == "fsync" else os.fdatasync
+        self._kind = kind
 
     def wait(self, descriptor: int) -> None:
         """One sync."""
-        self._sync(descriptor)
+        if self._kind == "fsync":
+            os.fsync(descriptor)
+        else:
+            os.fdatasync(descriptor)
 
 
 class GroupSync:

@@ -5,8 +5,8 @@ import os
 import platform
 from collections.abc import Sequence
 
-from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError
-from kvbench.tiers.file_engines.queued import QueuedEngine
+from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError, raise_unless_interrupted
+from kvbench.tiers.file_engines.queued import QueuedEngine, longs
 
 # io_setup, io_destroy, io_submit, io_getevents; include/uapi/asm of each architecture
 _NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}
@@ -27,7 +27,8 @@ class _AioQueue:
         if numbers is None:
             raise EngineUnavailableError(f"Linux AIO is not known here for {platform.machine()}; use engine psync")
         self._setup, self._destroy, self._submit, self._getevents = numbers
-        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._syscall = libc.syscall
         self._syscall.restype = ctypes.c_long
         self._syscall.argtypes = [ctypes.c_long] * 6  # without types, every argument would need an object of its own
         self._depth = settings.depth
@@ -49,11 +50,21 @@ class _AioQueue:
         self._pointers_address = ctypes.addressof(self._pointers)
         self._events_address = ctypes.addressof(self._events)
         self._pushed = 0
+        for slot in range(settings.depth):
+            self._words[slot * _QUADS_PER_IOCB] = slot
+        # Arguments that never change are made once: converting them costs as much as the call itself.
+        self._call = libc["syscall"]
+        self._call.restype = ctypes.c_long
+        self._submit_one = longs(self._submit, self._context, 1, self._pointers_address)
+        self._get_one = longs(self._getevents, self._context, 1, 1, self._events_address, 0)
 
-    def push(self, slot: int, store: bool, address: int, size: int, offset: int) -> None:
+    def aim(self, *, store: bool) -> None:
+        operation = (_PWRITE if store else _PREAD) | self._descriptor << 32
+        for slot in range(self._depth):
+            self._words[slot * _QUADS_PER_IOCB + 2] = operation
+
+    def push(self, slot: int, address: int, size: int, offset: int) -> None:
         words, at = self._words, slot * _QUADS_PER_IOCB
-        words[at] = slot
-        words[at + 2] = (_PWRITE if store else _PREAD) | self._descriptor << 32
         words[at + 3] = address
         words[at + 4] = size
         words[at + 5] = offset
@@ -61,15 +72,35 @@ class _AioQueue:
         self._pushed += 1
 
     def submit_and_wait(self) -> Sequence[tuple[int, int]]:
-        failed = self._submit_pushed()
+        failed = self._submit_pushed() if self._pushed else None
         if failed:
             return failed
-        count = self._syscall(self._getevents, self._context, 1, self._depth, self._events_address, 0)
-        if count < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        count = -1
+        while count < 0:
+            count = self._syscall(self._getevents, self._context, 1, self._depth, self._events_address, 0)
+            if count < 0:
+                raise_unless_interrupted(ctypes.get_errno())
         results = self._results
         return [(results[at], results[at + 2]) for at in range(0, count * _QUADS_PER_EVENT, _QUADS_PER_EVENT)]
+
+    def in_turn(self, addresses: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]) -> tuple[int, int] | None:
+        words, results, call = self._words, self._results, self._call
+        submit, get = self._submit_one, self._get_one
+        self._pointers[0] = self._iocb_addresses[0]
+        last = len(offsets) - 1
+        if last >= 0:
+            words[3], words[4], words[5] = addresses[0], sizes[0], offsets[0]
+        for index, size in enumerate(sizes):
+            if call(*submit) != 1:
+                return index, -ctypes.get_errno()
+            if index < last:  # the kernel has its own copy of what was submitted
+                after = index + 1
+                words[3], words[4], words[5] = addresses[after], sizes[after], offsets[after]
+            while call(*get) != 1:
+                raise_unless_interrupted(ctypes.get_errno())
+            if results[2] != size:
+                return index, results[2]
+        return None
 
     def _submit_pushed(self) -> list[tuple[int, int]]:
         """Submits everything pushed. The kernel refuses a bad request here already, by itself at the front."""

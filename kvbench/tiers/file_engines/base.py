@@ -104,6 +104,14 @@ def address_of(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
+def raise_unless_interrupted(errno_: int) -> None:
+    """Raises what a system call failed with, unless a signal cut its wait short and it may be repeated."""
+    import errno
+
+    if errno_ != errno.EINTR:
+        raise OSError(errno_, os.strerror(errno_))
+
+
 def refused(settings: EngineSettings, blocks: Blocks, index: int, errno_: int) -> KvbenchError:
     """Why one block could not be moved, in one line."""
     import errno

@@ -7,8 +7,8 @@ import platform
 import struct
 from collections.abc import Sequence
 
-from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError
-from kvbench.tiers.file_engines.queued import QueuedEngine
+from kvbench.tiers.file_engines.base import EngineSettings, EngineUnavailableError, raise_unless_interrupted
+from kvbench.tiers.file_engines.queued import QueuedEngine, longs
 
 _SETUP, _ENTER = 425, 426  # the same numbers on every architecture
 _OFF_SQ_RING, _OFF_SQES = 0, 0x10000000
@@ -17,6 +17,7 @@ _ENTER_GETEVENTS = 1
 _OP_READ, _OP_WRITE = 22, 23
 _PARAMS_BYTES = 120
 _SQE_BYTES, _CQE_BYTES = 64, 16
+_QUADS_PER_SQE = 8
 # struct io_uring_params: sq_entries, cq_entries, 3 more, features, 4 more; io_sqring_offsets; io_cqring_offsets
 _SQ_TAIL, _SQ_MASK, _SQ_ARRAY = 44, 48, 64
 _CQ_HEAD, _CQ_TAIL, _CQ_MASK, _CQ_CQES = 80, 84, 88, 100
@@ -39,7 +40,8 @@ class _Ring:
             raise EngineUnavailableError(
                 f"io_uring from Python relies on x86 memory order, and this is {platform.machine()}; use engine aio"
             )
-        syscall = ctypes.CDLL(None, use_errno=True).syscall
+        libc = ctypes.CDLL(None, use_errno=True)
+        syscall = libc.syscall
         syscall.restype = ctypes.c_long
         syscall.argtypes = [ctypes.c_long] * 7
         self._syscall = syscall
@@ -58,6 +60,11 @@ class _Ring:
             raise
         self._descriptor = settings.descriptor
         self._pushed = 0
+        # Arguments that never change are made once: converting them costs as much as the call itself.
+        self._call = libc["syscall"]
+        self._call.restype = ctypes.c_long
+        self._submit_one = longs(_ENTER, self._fd, 1, 0, 0)
+        self._wait_for_one = longs(_ENTER, self._fd, 0, 1, _ENTER_GETEVENTS, 0)
 
     def _map(self, params: bytes) -> None:
         def word(at: int) -> int:
@@ -81,28 +88,32 @@ class _Ring:
         for index in range(sq_entries):  # entry i of the ring is always sqe i
             self._words[word(_SQ_ARRAY) // 4 + index] = index
 
-    def push(self, slot: int, store: bool, address: int, size: int, offset: int) -> None:
-        tail = self._words[self._sq_tail]
-        at = (tail & self._sq_mask) * 8
-        sqes = self._sqes
-        sqes[at] = (_OP_WRITE if store else _OP_READ) | self._descriptor << 32
+    def aim(self, *, store: bool) -> None:
+        operation = (_OP_WRITE if store else _OP_READ) | self._descriptor << 32
+        for at in range(0, len(self._sqes), _QUADS_PER_SQE):
+            self._sqes[at] = operation
+
+    def push(self, slot: int, address: int, size: int, offset: int) -> None:
+        words, sqes, tail = self._words, self._sqes, self._sq_tail
+        count = words[tail]
+        at = (count & self._sq_mask) * _QUADS_PER_SQE
         sqes[at + 1] = offset
         sqes[at + 2] = address
         sqes[at + 3] = size
         sqes[at + 4] = slot
-        self._words[self._sq_tail] = (tail + 1) & 0xFFFFFFFF
+        words[tail] = (count + 1) & 0xFFFFFFFF
         self._pushed += 1
 
     def submit_and_wait(self) -> Sequence[tuple[int, int]]:
         words = self._words
         head, tail = words[self._cq_head], words[self._cq_tail]
-        if self._pushed or head == tail:
+        while self._pushed or head == tail:
             taken = self._syscall(_ENTER, self._fd, self._pushed, int(head == tail), _ENTER_GETEVENTS, 0, 0)
-            if taken < 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-            self._pushed -= taken
             tail = words[self._cq_tail]
+            if taken >= 0:
+                self._pushed -= taken
+                break
+            raise_unless_interrupted(ctypes.get_errno())
         found = []
         while head != tail:
             at = self._cqes + (head & self._cq_mask) * 4
@@ -110,6 +121,39 @@ class _Ring:
             head = (head + 1) & 0xFFFFFFFF
         words[self._cq_head] = head
         return found
+
+    def in_turn(self, addresses: Sequence[int], sizes: Sequence[int], offsets: Sequence[int]) -> tuple[int, int] | None:
+        words, signed, call, submit, wait = self._words, self._signed, self._call, self._submit_one, self._wait_for_one
+        cq_head, cq_tail, cq_mask, cqes = self._cq_head, self._cq_tail, self._cq_mask, self._cqes
+        last = len(offsets) - 1
+        head = words[cq_head]
+        if last >= 0:
+            self.push(0, addresses[0], sizes[0], offsets[0])
+        for index, size in enumerate(sizes):
+            while call(*submit) != 1:
+                raise_unless_interrupted(ctypes.get_errno())
+            # everything that can be done while the device works is done here
+            words[cq_head] = head
+            self._pushed = 0
+            if index < last:
+                self.push(0, addresses[index + 1], sizes[index + 1], offsets[index + 1])
+            result = cqes + (head & cq_mask) * 4 + 2
+            while words[cq_tail] == head:
+                if call(*wait) < 0:
+                    raise_unless_interrupted(ctypes.get_errno())
+            head = (head + 1) & 0xFFFFFFFF
+            if signed[result] != size:
+                words[cq_head] = head
+                self._take_back()
+                return index, signed[result]
+        words[cq_head] = head
+        return None
+
+    def _take_back(self) -> None:
+        """Forgets what was pushed and not submitted; the kernel has not seen it."""
+        words = self._words
+        words[self._sq_tail] = (words[self._sq_tail] - self._pushed) & 0xFFFFFFFF
+        self._pushed = 0
 
     def close(self) -> None:
         os.close(self._fd)

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, ended_early, refused
 
+_MOVES = {"load": os.preadv, "store": os.pwritev}
+
 
 class PsyncEngine:
     """As many threads as blocks in flight; one thread is the caller's own."""
@@ -28,24 +30,34 @@ class PsyncEngine:
             task.result()
 
     def _move(self, slot: memoryview, blocks: Blocks, indexes: Iterator[int]) -> None:
-        descriptor, whole = self._settings.descriptor, self._settings.buffer
-        move = os.preadv if blocks.direction == "load" else os.pwritev
+        descriptor, whole, move = self._settings.descriptor, self._settings.buffer, _MOVES[blocks.direction]
+        sizes, offsets, places, sync_each = blocks.sizes, blocks.offsets, blocks.places, blocks.sync_each
+        view, views = slot, [slot]  # one list for all requests: building one for each costs under the clock
         for index in indexes:
-            size, offset = blocks.sizes[index], blocks.offsets[index]
-            place = None if blocks.places is None else blocks.places[index]
-            view = slot[:size] if place is None else whole[place : place + size]
-            done = 0
-            while done < size:
-                try:
-                    moved = move(descriptor, [view], offset + done)
-                except OSError as error:
-                    raise refused(self._settings, blocks, index, error.errno or 0) from error
-                if moved == 0:
-                    raise ended_early(blocks, index, done)
-                done += moved
-                view = view[moved:]  # the kernel may move less than was asked for
-            if blocks.sync_each:
+            size = sizes[index]
+            if places is not None:
+                place = places[index]
+                views[0] = view = whole[place : place + size]
+            elif size != len(view):
+                views[0] = view = slot[:size]
+            try:
+                moved = move(descriptor, views, offsets[index]) if size else 0
+                if moved != size:
+                    self._move_rest(view, blocks, index, moved)
+            except OSError as error:
+                raise refused(self._settings, blocks, index, error.errno or 0) from error
+            if sync_each:
                 os.fdatasync(descriptor)
+
+    def _move_rest(self, view: memoryview, blocks: Blocks, index: int, done: int) -> None:
+        """The kernel may move less than was asked for."""
+        move, size, offset = _MOVES[blocks.direction], blocks.sizes[index], blocks.offsets[index]
+        moved = done
+        while done < size:
+            if moved == 0:
+                raise ended_early(blocks, index, done)
+            moved = move(self._settings.descriptor, [view[done:]], offset + done)
+            done += moved
 
     def cool(self) -> None:
         """Nothing is held."""
