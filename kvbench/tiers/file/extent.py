@@ -85,6 +85,7 @@ class Extent:
         self._num_slots = self.damaged = 0
         self._sequence = itertools.count(1)
         self._cleared_unsynced = False
+        self._cleared_lock = threading.Lock()
         self._lanes: dict[str, Lanes] = {}
         self._recover()
 
@@ -148,6 +149,7 @@ class Extent:
             header = Header(slots[move.number], next(self._sequence), block.key, block.data.nbytes, crc32c)
             headers[move.number], packed[move.number] = header, header.packed(self._tier_id)
 
+        since = self._settings.sync.mark()
         try:
             self._sync_cleared()
             offset = self._geometry.data_offset
@@ -160,7 +162,7 @@ class Extent:
             headers = {at: header for at, header in headers.items() if outcomes[at] is OK}
             if headers:
                 self._write_headers({header.slot: packed[at] for at, header in headers.items()})
-                self._settings.sync.wait(self.file.descriptor)
+                self._settings.sync.wait(self.file.descriptor, since)
         except OSError as error:
             outcomes.update(dict.fromkeys(slots, refusal_of(error)))
             self._clear([header.slot for header in headers.values()])
@@ -357,10 +359,14 @@ class Extent:
 
     def _sync_cleared(self) -> None:
         """Before slots are written again: what they held must not come back after a power failure."""
-        if self._settings.sync.durable and self._cleared_unsynced:
+        if not self._settings.sync.durable:
+            return
+        with self._cleared_lock:  # whoever comes meanwhile may have got a slot that this sync is about
+            if not self._cleared_unsynced:
+                return
             self._cleared_unsynced = False
             try:
-                self._settings.sync.wait(self.file.descriptor)
+                self._settings.sync.wait(self.file.descriptor, self._settings.sync.mark())
             except OSError:
                 self._cleared_unsynced = True
                 raise

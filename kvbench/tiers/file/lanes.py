@@ -5,7 +5,7 @@ import errno
 import os
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -95,6 +95,7 @@ class Lanes:
         tasks: list[Future[list[Outcome]]] = [
             self._pool.submit(self._run, batch, file_bytes, deliver, checksummed) for batch in batches
         ]
+        wait(tasks)  # all of them: none may touch the callers' buffers after this call
         return [outcome for task in tasks for outcome in task.result()]
 
     def _as_it_lies(self, move: Move) -> bool:

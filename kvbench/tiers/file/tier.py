@@ -77,7 +77,8 @@ class FileTier:
         self._direct, self._sync = False if io == "mmap" else direct, sync_of(fsync)
         self._timeout_s, self._clock = timeout_s, clock
         self._counters = TierCounters()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while the directory is looked at, which a dead mount never answers
+        self._calls_lock = threading.Lock()  # never held while the disk is asked
         self._users: dict[Extent, int] = {}
         self._extent: Extent | None = None
         self._closed = False
@@ -153,6 +154,7 @@ class FileTier:
             if extent is not None:
                 with self._lock:
                     self._users[extent] -= 1
+                    self._let_go_if_closed()
                     self._close_unused(extent)
 
     def _present(self) -> Extent | None:
@@ -251,13 +253,21 @@ class FileTier:
 
     def close(self) -> None:
         """Closes the file after the last call that uses it; blocks stay."""
-        with self._lock:
+        with self._calls_lock:
             self._closed = True
+            if self._calls is not None:
+                self._calls.shutdown(wait=False)
+        # Without the lock a call is looking at a directory that does not answer; it closes the file when it ends.
+        if self._lock.acquire(timeout=-1 if self._timeout_s is None else self._timeout_s):
+            try:
+                self._let_go_if_closed()
+            finally:
+                self._lock.release()
+
+    def _let_go_if_closed(self) -> None:
+        if self._closed and self._extent is not None:
             extent, self._extent = self._extent, None
-            if extent is not None:
-                self._close_unused(extent)
-        if self._calls is not None:
-            self._calls.shutdown(wait=False)
+            self._close_unused(extent)
 
     def _gone(self, count: int) -> list[Outcome]:
         return [Outcome("failed", self._lost_reason)] * count
@@ -270,19 +280,19 @@ class FileTier:
         """The work's result, or `too_late` when it takes too long; what it still does then reaches nobody."""
         if self._calls is None:
             return work(Deadline())
-        if self._closed:
-            return work(Deadline())
-        with self._lock:
+        deadline = _Limited()
+        with self._calls_lock:
             self._late = [call for call in self._late if not call.done()]
             if self._late:
                 return too_late
-        deadline = _Limited()
-        call = self._calls.submit(work, deadline)
+            call = None if self._closed else self._calls.submit(work, deadline)
+        if call is None:
+            return work(Deadline())  # which finds the tier closed
         try:
             return call.result(self._timeout_s)
         except TimeoutError:
             deadline.give_up()
-            with self._lock:
+            with self._calls_lock:
                 self._late.append(call)
             return too_late
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, ended_early, refused
 
@@ -26,7 +26,9 @@ class PsyncEngine:
         if self._pool is None:
             self._move(self._slots[0], blocks, indexes)
             return
-        for task in [self._pool.submit(self._move, slot, blocks, indexes) for slot in self._slots]:
+        tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in self._slots]
+        wait(tasks)  # all of them: a thread that still moves would write into memory that is the caller's again
+        for task in tasks:
             task.result()
 
     def _move(self, slot: memoryview, blocks: Blocks, indexes: Iterator[int]) -> None:

@@ -1,0 +1,218 @@
+"""The file tier when calls overlap badly: failed syncs, a stat that hangs, closing in the middle, late threads."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.core.errors import KvbenchError
+from kvbench.tiers.base import Block, Wanted
+from kvbench.tiers.file.directory import OpenFile
+from kvbench.tiers.file.sync import GroupSync, Sync, sync_of
+from kvbench.tiers.file.tier import FileTier
+from kvbench.tiers.file_engines import psync
+from kvbench.tiers.file_engines.base import Blocks, EngineSettings, aligned_buffer
+from tests.tiers.storing_child import content_of, key_of
+
+BLOCK = 8192
+WAIT_S = 20.0
+
+
+def in_threads(calls: Sequence[Callable[[], Any]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def test_everybody_whose_writes_a_failed_sync_may_have_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Linux reports a lost page to one fdatasync only, and the next one succeeds: whoever had written by then must not
+    # be told that all is well, whichever thread wakes up first.
+    sync, gates, begun = GroupSync(), [threading.Event() for _ in range(3)], []
+
+    def fdatasync(_: int) -> None:
+        number = len(begun)
+        begun.append(number)
+        assert gates[min(number, 2)].wait(WAIT_S)
+        if number == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    results: dict[str, str] = {}
+
+    def waits(name: str) -> None:
+        since = sync.mark()
+        try:
+            sync.wait(0, since)
+            results[name] = "ok"
+        except OSError:
+            results[name] = "failed"
+
+    threads = in_threads([lambda: waits("first")])
+    until(lambda: len(begun) == 1)
+    threads += in_threads([lambda name=name: waits(name) for name in ("b", "c", "d")])  # type: ignore[misc]
+    time.sleep(0.05)
+    gates[0].set()
+    until(lambda: len(begun) == 2)
+    threads += in_threads([lambda: waits("late")])  # its writes may be among what the second sync loses
+    time.sleep(0.05)
+    gates[1].set()
+    gates[2].set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert results == {"first": "ok", "b": "failed", "c": "failed", "d": "failed", "late": "failed"}
+    sync.wait(0, sync.mark())  # and then it goes on
+
+
+@pytest.mark.parametrize("kind", ["fdatasync", "fsync"])
+def test_a_sync_of_its_own_is_no_proof_when_another_failed_meanwhile(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync: Sync = sync_of(kind)
+    failing = [True]
+
+    def call(_: int) -> None:
+        if failing.pop() if failing else False:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, kind, call)
+    mine, others = sync.mark(), sync.mark()
+    with pytest.raises(OSError, match="Input/output error"):
+        sync.wait(0, others)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync.wait(0, mine)
+    sync.wait(0, sync.mark())
+
+
+def test_an_engine_of_threads_lets_all_of_them_end_before_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A thread that is still reading when the call is over would write into memory that its owner uses again.
+    path = tmp_path / "blocks"
+    path.write_bytes(bytes(4096) * 4)
+    ended = threading.Event()
+
+    def slow(descriptor: int, views: Any, offset: int) -> int:
+        if offset == 4096:
+            time.sleep(0.3)
+            ended.set()
+        return os.preadv(descriptor, views, offset)
+
+    monkeypatch.setitem(psync._MOVES, "load", slow)
+    descriptor = os.open(path, os.O_RDONLY)
+    engine = psync.PsyncEngine(
+        EngineSettings(
+            descriptor=descriptor,
+            file_bytes=4 * 4096,
+            buffer=aligned_buffer(2 * 4096),
+            depth=2,
+            slot_bytes=4096,
+            direct=False,
+        )
+    )
+    try:
+        with pytest.raises(KvbenchError, match="ended"):
+            engine.transfer(Blocks(direction="load", offsets=[8 * 4096, 4096], sizes=[4096, 4096], places=[0, 4096]))
+        assert ended.is_set()
+    finally:
+        engine.close()
+        os.close(descriptor)
+
+
+def open_tier(directory: Path, **settings: Any) -> FileTier:
+    return FileTier(directory, block_bytes=BLOCK, io="psync", direct=False, depth=2, **settings)
+
+
+def content(number: int) -> bytes:
+    return content_of(number, BLOCK)
+
+
+def store(tier: FileTier, number: int) -> str:
+    return tier.store([Block(key_of(number), memoryview(content(number)))])[0].result
+
+
+def test_a_path_whose_look_up_hangs_holds_nobody_longer_than_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier(tmp_path, timeout_s=1.0)
+    assert store(tier, 1) == "ok"
+    back = threading.Event()
+    is_there = OpenFile.is_there
+
+    def hangs(file: OpenFile) -> bool:
+        back.wait(WAIT_S)
+        return is_there(file)
+
+    monkeypatch.setattr(OpenFile, "is_there", hangs)
+    try:
+        began_s = time.monotonic()
+        buffer = memoryview(bytearray(len(content(1))))
+        assert tier.load([Wanted(key_of(1), buffer)])[0].result == "timeout"
+        assert tier.contains([key_of(1)]) == [False]
+        assert list(tier.entries()) == []
+        assert tier.stats().timeouts == 1
+        tier.close()
+        assert time.monotonic() - began_s < 6
+    finally:
+        back.set()
+    descriptors = Path("/proc/self/fd")
+    until(lambda: not any("blocks.kv" in os.readlink(one) for one in descriptors.iterdir() if one.is_symlink()))
+    monkeypatch.undo()
+    again = open_tier(tmp_path)  # the lock is free, and the block is there
+    assert again.load([Wanted(key_of(1), buffer)])[0].result == "ok"
+    again.close()
+
+
+def test_calls_that_meet_a_close_fail_and_never_raise(tmp_path: Path) -> None:
+    for round_ in range(10):
+        tier = open_tier(tmp_path, timeout_s=5.0)
+        errors: list[BaseException] = []
+        stop = threading.Event()
+
+        def calls(tier: FileTier = tier, errors: list[BaseException] = errors, stop: threading.Event = stop) -> None:
+            number = threading.get_ident()
+            try:
+                while not stop.is_set():
+                    assert store(tier, number) in ("ok", "exists", "failed")
+                    tier.evict([key_of(number)])
+            except BaseException as error:
+                errors.append(error)
+
+        threads = in_threads([calls] * 4)
+        time.sleep(0.01 + 0.002 * round_)
+        tier.close()
+        time.sleep(0.01)
+        stop.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert errors == []
+
+
+def test_a_directory_is_free_when_its_tier_was_closed_though_a_forked_process_has_its_descriptors(
+    tmp_path: Path,
+) -> None:
+    tier = open_tier(tmp_path)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        tier.close()
+        open_tier(tmp_path).close()
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
