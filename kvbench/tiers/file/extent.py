@@ -5,7 +5,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from kvbench.core.block_key import BlockKey
 from kvbench.core.units import MIB
 from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, Wanted
 from kvbench.tiers.counters import unfit, wrong_buffer
+from kvbench.tiers.deadline import Deadline
 from kvbench.tiers.file.directory import OpenFile
 from kvbench.tiers.file.lanes import Lanes, LaneSettings, Move, OpenEngine, refusal_of
 from kvbench.tiers.file.layout import (
@@ -29,19 +30,6 @@ from kvbench.tiers.file.sync import Sync
 _GROWTH_BYTES = 64 * MIB
 _FULL = Outcome("full", "no room; evict blocks and try again")
 _LATE = Outcome("timeout", "the disk was too slow")
-
-
-class Deadline:
-    """What a caller without a time limit allows: everything."""
-
-    def deliver(self, copy: Callable[[], None]) -> bool:
-        """Runs a copy into the caller's buffer, unless the caller has given up."""
-        copy()
-        return True
-
-    def still_wanted(self) -> bool:
-        """Whether the caller still waits."""
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.units import format_bytes, format_duration, parse_duration
 from kvbench.tiers.base import Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.counters import TierCounters
+from kvbench.tiers.deadline import Deadline, LimitedDeadline
 from kvbench.tiers.file.directory import OpenFile, mount_of, open_file_in
-from kvbench.tiers.file.extent import Deadline, Extent, ExtentSettings
+from kvbench.tiers.file.extent import Extent, ExtentSettings
 from kvbench.tiers.file.lanes import OpenEngine, all_memory
 from kvbench.tiers.file.layout import PAGE_BYTES, slot_bytes_for
 from kvbench.tiers.file.sync import sync_of
@@ -280,7 +281,7 @@ class FileTier:
         """The work's result, or `too_late` when it takes too long; what it still does then reaches nobody."""
         if self._calls is None:
             return work(Deadline())
-        deadline = _Limited()
+        deadline = LimitedDeadline()
         with self._calls_lock:
             self._late = [call for call in self._late if not call.done()]
             if self._late:
@@ -295,25 +296,3 @@ class FileTier:
             with self._calls_lock:
                 self._late.append(call)
             return too_late
-
-
-class _Limited(Deadline):
-    """A caller that may give up; afterwards nothing is copied to it and nothing stored for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._given_up = False
-
-    def deliver(self, copy: Callable[[], None]) -> bool:
-        with self._lock:
-            if not self._given_up:
-                copy()
-            return not self._given_up
-
-    def still_wanted(self) -> bool:
-        with self._lock:
-            return not self._given_up
-
-    def give_up(self) -> None:
-        with self._lock:
-            self._given_up = True
