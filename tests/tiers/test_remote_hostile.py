@@ -44,7 +44,7 @@ class HeldClient:
         del name
         self.asked.set()
         if self.block_loop_s:
-            time.sleep(self.block_loop_s)  # noqa: ASYNC251 - that is the fault
+            time.sleep(self.block_loop_s)
             return self.value
         await self.go_on.wait()
         return self.value

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import MissingDependencyError
-from kvbench.core.units import whole_ms_from_seconds, seconds_from_ms
+from kvbench.core.units import seconds_from_ms, whole_ms_from_seconds
 from kvbench.tiers.metadata.base import SCHEMA_VERSION, Location, MetadataUnavailableError
 
 # A field is INSTANCE NUL TIER, its value SESSION NUL BYTES NUL VERSION NUL ENDS_MS NUL PUBLISHED. One script per batch:
