@@ -57,7 +57,7 @@ class HeldClient:
         return [False] * len(names)
 
     async def names(self) -> AsyncIterator[tuple[str, int]]:
-        for nothing in ():
+        for nothing in tuple[tuple[str, int], ...]():
             yield nothing
 
     async def check(self) -> None:

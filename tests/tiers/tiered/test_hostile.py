@@ -217,7 +217,11 @@ def test_a_worker_that_died_leaves_its_queue_to_another() -> None:
 
 def test_close_says_whether_every_write_was_finished() -> None:
     below, go_on = DictTier("file"), threading.Event()
-    below.before_store = lambda _: go_on.wait(WAIT_S) and None
+
+    def hold(_: object) -> None:
+        go_on.wait(WAIT_S)
+
+    below.before_store = hold
     store = TieredStore(
         [TierSettings(tier=DictTier("dram")), TierSettings(tier=below)], batch_bytes=BLOCK_BYTES, workers=1
     )
