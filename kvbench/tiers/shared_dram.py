@@ -365,10 +365,10 @@ def _locked_file(path: Path) -> int:
 def _living_users(folder: Path) -> set[str]:
     """Who has the segment open: those whose lock is held."""
     try:
-        names = os.listdir(folder)
+        users = [path for path in folder.iterdir() if path.name.startswith("user-")]
     except OSError:  # the last of them has just removed it
         return set()
-    return {name.removeprefix("user-") for name in names if name.startswith("user-") and _is_locked(folder / name)}
+    return {path.name.removeprefix("user-") for path in users if _is_locked(path)}
 
 
 def _is_locked(path: Path) -> bool:

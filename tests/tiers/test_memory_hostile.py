@@ -126,10 +126,10 @@ def test_a_process_that_looks_who_is_alive_keeps_nobody_from_opening(tmp_path: P
     def looks() -> None:
         while not stop.is_set():
             with contextlib.suppress(OSError):
-                for name in os.listdir(tmp_path / "kvbench-x"):
-                    if not name.startswith("user-"):
+                for path in (tmp_path / "kvbench-x").iterdir():
+                    if not path.name.startswith("user-"):
                         continue
-                    descriptor = os.open(tmp_path / "kvbench-x" / name, os.O_RDWR)
+                    descriptor = os.open(path, os.O_RDWR)
                     try:
                         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                         time.sleep(0.002)
