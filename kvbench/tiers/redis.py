@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from kvbench.core.errors import MissingDependencyError
+from kvbench.core.errors import MissingDependencyError, UsageError
 from kvbench.tiers.remote import (
     RemoteTier,
     StoreClient,
@@ -24,6 +25,7 @@ def open_redis(spec: TierSpec, *, block_bytes: int, name: str) -> RemoteTier:
     """The tier that `spec` spells."""
     settings = remote_settings(spec)
     _imported(spec)
+    _check_address(spec)
     return RemoteTier(
         name,
         place_of(spec),
@@ -54,6 +56,19 @@ async def open_redis_client(spec: TierSpec, depth: int, *, timeout_s: float) -> 
     return RedisClient(
         redis.Redis(connection_pool=pool), f"{prefix.strip('/')}/" if prefix else _PREFIX, place_of(spec)
     )
+
+
+def _check_address(spec: TierSpec) -> None:
+    """Refuses what the client would take for another address, or for database 0."""
+    try:
+        address = urlsplit(f"redis://{spec.location}")
+        usable = bool(address.hostname) and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not (address.path.strip("/") or "0").isdecimal() or address.query:
+        raise UsageError(
+            f"tier {place_of(spec)} is not HOST:PORT and the number of a database; write it like redis://127.0.0.1:6379/0"
+        )
 
 
 def place_of(spec: TierSpec) -> str:
