@@ -16,7 +16,8 @@ from kvbench.tiers.file.directory import OpenFile
 from kvbench.tiers.file.sync import GroupSync, Sync, sync_of
 from kvbench.tiers.file.tier import FileTier
 from kvbench.tiers.file_engines import psync
-from kvbench.tiers.file_engines.base import Blocks, EngineSettings, aligned_buffer
+from kvbench.tiers.file_engines.base import Blocks, EngineSettings, FileEngine, aligned_buffer
+from kvbench.tiers.file_engines.registry import open_engine
 from tests.tiers.storing_child import content_of, key_of
 
 BLOCK = 8192
@@ -213,3 +214,54 @@ def test_a_directory_is_free_when_its_tier_was_closed_though_a_forked_process_ha
         os.waitpid(child, 0)
         os.close(reader)
         os.close(writer)
+
+
+def test_a_slot_is_written_again_only_after_what_it_held_is_durably_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise the old header could be back after a power failure, in front of another block's bytes.
+    calls: list[str] = []
+
+    class Recorded:
+        """An engine that says what it was asked to do."""
+
+        def __init__(self, engine: FileEngine) -> None:
+            self.engine = engine
+
+        def transfer(self, blocks: Blocks) -> None:
+            calls.append(f"{blocks.direction} at {blocks.offsets[0]}")
+            self.engine.transfer(blocks)
+
+        def cool(self) -> None:
+            self.engine.cool()
+
+        def show(self) -> None:
+            self.engine.show()
+
+        def close(self) -> None:
+            self.engine.close()
+
+    fdatasync, pwrite = os.fdatasync, os.pwrite
+
+    def synced(descriptor: int) -> None:
+        calls.append("sync")
+        fdatasync(descriptor)
+
+    def written(descriptor: int, data: Any, offset: int) -> int:
+        calls.append(f"headers, {bytes(data).count(b'KVBH')} used")
+        return pwrite(descriptor, data, offset)
+
+    tier = open_tier(
+        tmp_path,
+        fsync="fdatasync",
+        size_bytes=BLOCK,
+        open_engine=lambda name, settings: Recorded(open_engine(name, settings)),
+    )
+    assert store(tier, 1) == "ok"
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(os, "pwrite", written)
+    calls.clear()
+    assert tier.evict([key_of(1)]) == [True]
+    assert store(tier, 2) == "ok"
+    assert calls == ["headers, 0 used", "sync", "store at 8192", "headers, 1 used", "sync"]
+    tier.close()

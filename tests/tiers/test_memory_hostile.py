@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.errors import KvbenchError
-from kvbench.tiers import dram
+from kvbench.tiers import dram, shared_dram
 from kvbench.tiers.base import Block, Wanted
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.shared_dram import SharedDramTier
@@ -144,3 +144,31 @@ def test_a_process_that_looks_who_is_alive_keeps_nobody_from_opening(tmp_path: P
     finally:
         stop.set()
         looking.join(10)
+
+
+@pytest.mark.parametrize("moment", ["before the copy", "after the copy"])
+def test_a_slot_that_another_process_takes_during_a_load_is_never_served_as_the_block(
+    shared: SharedDramTier, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SharedDramTier(shared._segment, name="dram", block_bytes=BLOCK, capacity_bytes=4 * BLOCK, root=tmp_path)
+    assert store(shared, 1, 2, 3, 4) == ["ok"] * 4
+    copy_bytes, meddled = shared_dram.copy_bytes, [False]
+
+    def meddle(into: memoryview, source: memoryview) -> None:
+        if meddled[0]:
+            copy_bytes(into, source)
+            return
+        meddled[0] = True
+        if moment == "after the copy":
+            copy_bytes(into[: BLOCK // 2], source[: BLOCK // 2])
+        assert other.evict([key_of(1)]) == [True]
+        assert store(other, 5) == ["ok"]  # into the only free slot
+        if moment == "before the copy":
+            copy_bytes(into, source)
+        else:
+            copy_bytes(into[BLOCK // 2 :], source[BLOCK // 2 :])
+
+    monkeypatch.setattr(shared_dram, "copy_bytes", meddle)
+    assert load(shared, 1) == "miss"
+    assert load(shared, 5) == "ok"
+    other.close()
