@@ -16,6 +16,7 @@ import pytest
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers import dram, shared_dram
 from kvbench.tiers.base import Block, Wanted
+from kvbench.tiers.memory import PoolError
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.shared_dram import SharedDramTier
 from tests.tiers.storing_child import key_of
@@ -172,3 +173,25 @@ def test_a_slot_that_another_process_takes_during_a_load_is_never_served_as_the_
     assert load(shared, 1) == "miss"
     assert load(shared, 5) == "ok"
     other.close()
+
+
+def test_memory_that_breaks_while_it_is_copied_fails_the_block_and_keeps_its_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise PoolError("the GPU does not copy")
+
+    tier = open_tier(f"dram:{BLOCK}B", block_bytes=BLOCK)
+    block, buffer = Block(key_of(1), memoryview(b"x" * BLOCK)), memoryview(bytearray(BLOCK))
+    with monkeypatch.context() as patch:
+        patch.setattr(dram.HostPool, "write", broken)
+        assert tier.store([block])[0].result == "failed"
+    assert tier.stats().used_bytes == 0
+    assert tier.store([block])[0].result == "ok"
+    with monkeypatch.context() as patch:
+        patch.setattr(dram.HostPool, "read", broken)
+        assert tier.load([Wanted(key_of(1), buffer)])[0].result == "failed"
+    assert tier.load([Wanted(key_of(1), buffer)])[0].result == "ok"
+    assert tier.evict([key_of(1)]) == [True]
+    assert (tier.stats().used_bytes, tier.stats().failures) == (0, 2)
+    tier.close()

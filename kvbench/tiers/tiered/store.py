@@ -838,9 +838,13 @@ class TieredStore:
         """
         if not slots:
             return 0
-        removed = 0
-        for begin in range(0, len(slots), _EVICT_BATCH):
-            removed += self._evict_batch(tier, list(slots[begin : begin + _EVICT_BATCH]), event)
+        removed = begin = 0
+        while begin < len(slots):
+            part = list(slots[begin : begin + _EVICT_BATCH])
+            if event == "evict":  # whose blocks may be read first: no more at a time than a batch of stores has
+                part = part[: _batch_length(part, self._batch_bytes)]
+            removed += self._evict_batch(tier, part, event)
+            begin += len(part)
         return removed
 
     def _evict_batch(self, tier: TierIndex, slots: list[Slot], event: SpanEvent) -> int:

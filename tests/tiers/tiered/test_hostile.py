@@ -248,3 +248,23 @@ def test_hot_settings_keep_their_meaning_after_a_clear() -> None:
     assert store._hot_records == {}
     assert not store._records
     store.close()
+
+
+def test_evicted_blocks_are_read_for_the_tier_below_a_batch_at_a_time() -> None:
+    top, below = DictTier("dram"), DictTier("file")
+    store = TieredStore(
+        [
+            TierSettings(tier=top, capacity_bytes=32 * BLOCK_BYTES, high_watermark=1, low_watermark=1),
+            TierSettings(tier=below, write="write-back"),
+        ],
+        batch_bytes=4 * BLOCK_BYTES,
+        workers=0,
+        clock=HandClock(),
+    )
+    keys = keys_of(*range(64))
+    store.store(keys[:32], views(keys[:32]))
+    store.store(keys[32:], views(keys[32:]))
+    store.flush(5)
+    assert [len(blocks) for what, blocks in top.log if what == "load"] == [4] * 8
+    assert set(below.blocks) == set(keys[:32])
+    store.close()
