@@ -174,7 +174,7 @@ def measure(runner: ModelRunner, store: Timed, options: argparse.Namespace, pred
             rest_s = median - load_s - (suffix_s if expected else 0)
             print(
                 f"           reason: {blocks} blocks took {load_s * 1e3:.2f} ms in the store, a prefill of"
-                f" {options.suffix} tokens alone {suffix_s * 1e3:.2f} ms, look-up, installing and attention to the prefix"
+                f" {options.suffix} tokens alone {suffix_s * 1e3:.2f} ms, look-up, installing, attending to the prefix"
                 f" {rest_s * 1e3:.2f} ms"
                 if expected
                 else "           reason: the prefill itself differs from the fit of few layers; see its warnings"
