@@ -29,6 +29,8 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
+    layers_per_kind: int | None = None
+    layer_ranges: int | None = None
     split: bool = False
     max_running: int = 16
     max_waiting: int = 256
@@ -131,6 +133,8 @@ def _model_engine(options: ServeOptions, model: str) -> MakeEngine:
             dtype=options.dtype,
             page_tokens=options.page_tokens,
             seed=options.seed,
+            layers_per_kind=options.layers_per_kind,
+            layer_ranges=options.layer_ranges,
             load_timeout_s=asked.load_timeout_s or 10.0,
             split=options.split,
         )
