@@ -166,7 +166,7 @@ def hit_rows(arms: Sequence[ArmRecord], runs: Sequence[Run], *, margin_ratio: fl
         groups: dict[tuple[str, int], list[tuple[Run, RequestSample]]] = {}
         for run in mine:
             for request in run.finished:
-                tier = served_by(request)
+                tier = served_by(request, run)
                 if tier is not None and request.ttft_s is not None:
                     groups.setdefault((tier, _length_bin(request)), []).append((run, request))
         for tier, length in sorted(groups):
@@ -176,13 +176,13 @@ def hit_rows(arms: Sequence[ArmRecord], runs: Sequence[Run], *, margin_ratio: fl
     return tuple(rows)
 
 
-def served_by(request: RequestSample) -> str | None:
+def served_by(request: RequestSample, run: Run) -> str | None:
     """The tier that served most of a prompt: `miss` below half of it, None where the server does not say."""
     if request.cached_tokens is None:
         return None
     if request.cached_tokens < _LEAST_MATCHED * (request.prompt_tokens or request.planned_tokens):
         return "miss"
-    return request.hit_tier
+    return run.tier_of(request)
 
 
 def _length_bin(request: RequestSample) -> int:
@@ -235,7 +235,7 @@ def _against(
         for run in runs
         if run.arm == other and run.complete
         for request in run.finished
-        if served_by(request) == "miss" and request.ttft_s
+        if served_by(request, run) == "miss" and request.ttft_s
     }
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run, request in found:

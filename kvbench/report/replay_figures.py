@@ -67,7 +67,7 @@ def ttft_by_tier_svg(result: ReplayResult) -> str:
     for run in result.runs:
         for request in run.finished:
             if request.ttft_s is not None and request.ttft_s > 0:
-                tier = request.hit_tier
+                tier = run.tier_of(request)
                 groups.setdefault(run.arm + ("" if tier is None else f", {tier}"), []).append(request.ttft_s)
     shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_SERIES]
     plot_height = 260.0
