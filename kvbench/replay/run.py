@@ -118,7 +118,7 @@ def run_once(
         traffic=traffic.points(load.anchor_ns),
         client=_health(load, samples),
         stopped=load.stopped or death,
-        warnings=_warnings(load, samples, plan),
+        warnings=_warnings(load, samples, plan, endpoint.takes_ids),
     )
 
 
@@ -194,7 +194,9 @@ def _health(load: LoadResult, samples: tuple[RequestSample, ...]) -> ClientHealt
     )
 
 
-def _warnings(load: LoadResult, samples: tuple[RequestSample, ...], plan: RequestPlan) -> tuple[Warning_, ...]:
+def _warnings(
+    load: LoadResult, samples: tuple[RequestSample, ...], plan: RequestPlan, takes_ids: bool
+) -> tuple[Warning_, ...]:
     found = []
     health = _health(load, samples)
     if plan.loop == "open" and (health.send_lag_p99_s or 0.0) > LATE_S:
@@ -254,7 +256,15 @@ def _warnings(load: LoadResult, samples: tuple[RequestSample, ...], plan: Reques
                 remedy="the latencies measure how long the run was; lower --rate",
             )
         )
-    exact = plan.history == "synthetic"
+    if not takes_ids:
+        found.append(
+            Warning_(
+                code="words",
+                message="the server takes no token ids, so each id was sent as one word of text",
+                remedy="prefixes are shared as planned, but prompts have as many tokens as its tokenizer makes of them",
+            )
+        )
+    exact = plan.history == "synthetic" and takes_ids
     mismatched = [
         one
         for one in samples
