@@ -8,6 +8,9 @@ from kvbench.core.provenance import Origin, Warning_
 from kvbench.results.document import Document, new_document
 from kvbench.results.host import Host
 from kvbench.results.host_paths import HostPaths, Limit, MeasuredPath, TransferSample
+from tests.servers.fixtures import etcd_server, redis_server, s3_server
+
+__all__ = ["etcd_server", "redis_server", "s3_server"]
 
 # A deadline per example would fail a correct test on a machine whose CPUs others share; what is bounded is the run.
 settings.register_profile("kvbench", deadline=None, suppress_health_check=[HealthCheck.too_slow])

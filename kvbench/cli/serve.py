@@ -13,7 +13,9 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A shipped shape, a catalogue name or a model directory.")
     ] = None,
-    l1: Annotated[str, typer.Option(metavar="SIZE", help="Size of the nearest tier, hbm; 0 for none.")] = "64MiB",
+    l1: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size of the nearest tier, hbm (64MiB); 0 for none.")
+    ] = None,
     tier: Annotated[
         list[str], typer.Option(metavar="SPEC", help="A tier below: dram:256MiB, file:DIR, … Nearest first.")
     ] = [],  # noqa: B006 - Typer copies it; a None default would make the option look required

@@ -46,7 +46,8 @@ class SlidingShares(Generic[K]):
 
     def requests(self, now_s: float) -> float:
         """Requests in the window."""
-        return self._requests + self._requests_before * self._covered(now_s)
+        covered = self._covered(now_s)
+        return self._requests + self._requests_before * covered
 
     def share_ratio(self, key: K, now_s: float) -> float:
         """Accesses of `key` divided by requests, 0 when there was none."""

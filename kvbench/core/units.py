@@ -181,3 +181,8 @@ def ms_from_seconds(seconds: float) -> float:
 def ns_from_seconds(seconds: float) -> int:
     """A duration as a difference of two `perf_counter_ns` readings."""
     return round(seconds * 1e9)
+
+
+def ms_from_seconds(seconds: float) -> int:
+    """A duration as Redis takes it, in whole milliseconds and at least one."""
+    return max(1, round(seconds * 1e3))

@@ -88,7 +88,9 @@ class FaultyTier:
         self._asked: Counter[tuple[str, BlockKey]] = Counter()
         self._blocks = 0
         self._torn: set[BlockKey] = set()
-        self._damaged_blocks = self._damaged_bytes = self._dropped_blocks = 0  # which the tier inside counts as loaded and evicted
+        self._damaged_blocks = self._damaged_bytes = self._dropped_blocks = (
+            0  # which the tier inside counts as loaded and evicted
+        )
         self._closed = threading.Event()
         self._counters = TierCounters()
 

@@ -38,7 +38,7 @@ def test_every_option_that_a_page_uses_exists(page: Path, capsys: pytest.Capture
     for line in command_lines(page.read_text()):
         words = shlex.split(line, comments=True)
         assert main([words[1], "--help"]) == 0
-        known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+        known = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= known, line
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.catalogue.models import find_model
+from kvbench.catalogue.huggingface import read_config
+from kvbench.catalogue.models import catalogue_names, find_model
 from kvbench.catalogue.truncated_model import CannotBuildError, causal_model, decoder_layers
 from kvbench.core.errors import KvbenchError, MissingDependencyError, UsageError
 from kvbench.core.units import MIB
@@ -130,7 +131,7 @@ def load_model(
     text: Any = module.config.get_text_config(decoder=True)
     vocab_size = int(text.vocab_size)
     return LoadedModel(
-        name=name or (directory.name if directory is not None else model),
+        name=name or (directory.resolve().name if directory is not None else model),
         module=module,
         layers=layers,
         config=text,
@@ -178,11 +179,11 @@ def _source(model: str) -> tuple[Mapping[str, Any], Path | None, bool]:
     """Configuration, directory, and whether weights lie in it."""
     if model in SHAPES:
         return SHAPES[model], None, False
-    entry = find_model(model)
-    directory = Path(model).expanduser() if entry.hf is None else None
-    if directory is not None and directory.is_file():
-        directory = directory.parent
-    return entry.config, directory, directory is not None and bool(_weight_files(directory))
+    path = Path(model).expanduser()
+    if not model.startswith((".", "/", "~")) and (model in catalogue_names() or not path.exists()):
+        return find_model(model).config, None, False
+    file, config = read_config(path)  # any architecture that transformers knows, in the catalogue or not
+    return config, file.parent, file.name == "config.json" and bool(_weight_files(file.parent))
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +16,12 @@ if TYPE_CHECKING:
 
 # attention: KV of every token. window: KV of the last tokens only. state: one recurrent state, whatever the length.
 Kind = Literal["attention", "window", "state"]
+Continues = Literal["chunks", "steps", "never"]
 
-_PROBE_TOKENS = 8
+_PROBE_TOKENS = 12
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}  # of the largest logit
+_CACHE_ARGUMENTS: dict[Any, str] = {}
+_PAGED: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +72,16 @@ class PageGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """All groups of a model. `layer_ranges` is how many ranges of layers are loaded one after the other."""
+    """All groups of a model. `layer_ranges` is how many ranges of layers are loaded one after the other.
+
+    `continues` says how tokens can follow a recurrent state in transformers: several at once, or only one by one (the
+    state is forgotten otherwise), or not at all (both give other numbers than no break; such a prefix is not reused).
+    """
 
     groups: tuple[PageGroup, ...]
     page_tokens: int
     layer_ranges: int
+    continues: Continues = "chunks"
 
     def of(self, kind: Kind) -> tuple[PageGroup, ...]:
         """The groups of one kind."""
@@ -104,10 +112,8 @@ class KvLayout:
 
 def kv_layout(model: LoadedModel, *, page_tokens: int, layer_ranges: int) -> KvLayout:
     """What the model's cache holds, learnt from a forward of a few tokens."""
-    import torch
-
     cache = new_cache(model)
-    forward(model, torch.arange(_PROBE_TOKENS, device=model.device)[None] % model.vocab_size, cache)
+    forward(model, range(_PROBE_TOKENS), cache)
     num_layers = len(cache.layers)
     ranges = max(1, min(layer_ranges, num_layers))
     borders = [round(position * num_layers / ranges) for position in range(ranges + 1)]
@@ -122,7 +128,29 @@ def kv_layout(model: LoadedModel, *, page_tokens: int, layer_ranges: int) -> KvL
         ]
     if not groups:
         raise KvbenchError(f"model {model.name!r} keeps nothing in its cache; only decoder-only models are served")
-    return KvLayout(groups=tuple(groups), page_tokens=page_tokens, layer_ranges=ranges)
+    recurrent = any(group.kind == "state" for group in groups)
+    return KvLayout(
+        groups=tuple(groups),
+        page_tokens=page_tokens,
+        layer_ranges=ranges,
+        continues=_continues(model) if recurrent else "chunks",
+    )
+
+
+def _continues(model: LoadedModel) -> Continues:
+    """How tokens that follow a state give what they give without a break."""
+    ids = range(_PROBE_TOKENS)
+    half = _PROBE_TOKENS // 2
+    whole = forward(model, ids, new_cache(model))
+    chunked, stepped = new_cache(model), new_cache(model)
+    forward(model, ids[:half], chunked)
+    forward(model, ids[:half], stepped)
+    by_chunk = float((forward(model, ids[half:], chunked) - whole).abs().max())
+    for token in ids[half:-1]:
+        forward(model, (token,), stepped)
+    by_step = float((forward(model, ids[-1:], stepped) - whole).abs().max())
+    bound = _TOLERANCE[model.dtype] * float(whole.abs().max())
+    return "chunks" if by_chunk <= bound else "steps" if by_step <= bound else "never"
 
 
 def default_layer_ranges(num_layers: int) -> int:
@@ -210,24 +238,28 @@ def _kept(layer: Any) -> list[tuple[Kind, int | None, str, int, Any]]:
     return kept
 
 
-def forward(model: LoadedModel, ids: "torch.Tensor", cache: Any) -> "torch.Tensor":
+def forward(model: LoadedModel, ids: Sequence[int], cache: Any) -> "torch.Tensor":
     """Logits of the last of `ids`, as float32; their KV goes into `cache`."""
     import torch
 
     module: Any = model.module
     with torch.inference_mode():
-        output = module(input_ids=ids, use_cache=True, logits_to_keep=1, **{_cache_argument(type(module)): cache})
+        batch = torch.tensor([list(ids)], device=model.device)
+        output = module(input_ids=batch, use_cache=True, logits_to_keep=1, **{_cache_argument(type(module)): cache})
         logits: torch.Tensor = output.logits[0, -1].float()
     return logits
 
 
-@cache
 def _cache_argument(module: Any) -> str:
     """What the forward calls its cache; transformers 5 renamed it."""
     from inspect import signature
 
-    names = signature(module.forward).parameters
-    return next((name for name in ("cache", "past_key_values", "cache_params") if name in names), "past_key_values")
+    if module not in _CACHE_ARGUMENTS:
+        names = signature(module.forward).parameters
+        _CACHE_ARGUMENTS[module] = next(
+            (name for name in ("cache", "cache_params") if name in names), "past_key_values"
+        )
+    return _CACHE_ARGUMENTS[module]
 
 
 def new_cache(model: LoadedModel) -> Any:
@@ -260,9 +292,14 @@ _KNOWN_LAYERS = frozenset(
 )
 
 
-@cache
 def _paged(kind: Any) -> Any:
     """The layer class with a length that is known before its KV has arrived; windows also keep what they drop."""
+    if kind not in _PAGED:
+        _PAGED[kind] = _make_paged(kind)
+    return _PAGED[kind]
+
+
+def _make_paged(kind: Any) -> Any:
     from transformers import cache_utils
 
     class Paged(kind):  # type: ignore[misc]
@@ -300,24 +337,28 @@ def expect(model_cache: Any, layout: KvLayout, tokens: int) -> None:
 
 def install(model_cache: Any, group: PageGroup, data: "torch.Tensor", pages: range) -> None:
     """Put blocks (rows of `data`, one per page of `pages`) into the cache, behind the tokens before those pages."""
-    for slot in group.slots:
-        layer = model_cache.layers[slot.layer]
-        if group.kind == "state":
-            _install_state(layer, slot, _view(data[:1], slot)[0])
-            continue
-        pieces = _view(data, slot)  # pages, heads, tokens, width
-        heads, width = slot.shape[0], slot.shape[-1]
-        whole = pieces.permute(1, 0, 2, 3).reshape(heads, len(pages) * group.page_tokens, width)
-        if group.window is not None:
-            whole = whole[:, max(0, whole.shape[1] - (group.window - 1)) :]
-            layer.fresh = []
-        else:
-            layer.awaited_tokens = 0
-            before = getattr(layer, slot.part)
-            if before is not None and pages.start:
-                before = before[0] if before.ndim == 4 else before
-                whole = _cat(before[:, : pages.start * group.page_tokens], whole)
-        _set(layer, slot.part, whole[None] if slot.part != "indexer_keys" else whole)
+    import torch
+
+    with torch.inference_mode():  # states of a forward are written in place
+        for slot in group.slots:
+            layer = model_cache.layers[slot.layer]
+            if group.kind == "state":
+                _install_state(layer, slot, _view(data[:1], slot)[0])
+                continue
+            pieces = _view(data, slot)  # pages, heads, tokens, width
+            heads, width = slot.shape[0], slot.shape[-1]
+            whole = pieces.permute(1, 0, 2, 3).reshape(heads, len(pages) * group.page_tokens, width)
+            if group.window is not None:
+                whole = whole[:, max(0, whole.shape[1] - (group.window - 1)) :]
+                layer.fresh = []
+                layer.cumulative_length = pages.stop * group.page_tokens
+            else:
+                layer.awaited_tokens = 0
+                before = getattr(layer, slot.part)
+                if before is not None and pages.start:
+                    before = before[0] if before.ndim == 4 else before
+                    whole = _cat(before[:, : pages.start * group.page_tokens], whole)
+            _set(layer, slot.part, whole[None] if slot.part != "indexer_keys" else whole)
 
 
 def _cat(before: "torch.Tensor", after: "torch.Tensor") -> "torch.Tensor":

@@ -28,6 +28,7 @@ from kvbench.engines.builtin.pages import (
 )
 from kvbench.engines.builtin.tokenizer import Tokenizer
 from kvbench.tiers.base import Outcome
+from kvbench.tiers.tiered import LoadResult, Lookup, Request
 
 if TYPE_CHECKING:
     import torch
@@ -35,31 +36,19 @@ if TYPE_CHECKING:
 _RATE_WEIGHT = 0.3  # of the newest measurement in the running mean
 
 
-class LookupLike(Protocol):
-    """What a look-up answers: for each key the nearest tier that has the block ready, or None."""
-
-    @property
-    def tiers(self) -> Sequence[str | None]: ...
-
-
-class LoadResultLike(Protocol):
-    """What a load answers, in the order of its keys."""
-
-    @property
-    def outcomes(self) -> Sequence[Outcome]: ...
-
-    @property
-    def tiers(self) -> Sequence[str | None]: ...
-
-
 class PrefixStore(Protocol):
     """What the runner asks of a tiered store; `kvbench.tiers.tiered.TieredStore` is one."""
 
-    def lookup(self, keys: Sequence[BlockKey]) -> LookupLike: ...
+    @property
+    def tiers(self) -> tuple[str, ...]: ...
 
-    def load_async(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> "Future[Any]": ...
+    def lookup(self, keys: Sequence[BlockKey]) -> Lookup: ...
 
-    def store(self, keys: Sequence[BlockKey], data: Sequence[memoryview]) -> object: ...
+    def load_async(
+        self, keys: Sequence[BlockKey], into: Sequence[memoryview], *, request: Request
+    ) -> "Future[LoadResult]": ...
+
+    def store(self, keys: Sequence[BlockKey], data: Sequence[memoryview], *, request: Request) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +84,7 @@ class ModelInfo:
     state_bytes: int
     block_bytes: int
     identities: tuple[KvIdentity, ...]
+    reuses_prefixes: bool
     layout: KvLayout
 
     def prefix_bytes(self, tokens: int) -> int:
@@ -165,17 +155,14 @@ class _LoadFailedError(Exception):
 class _Load:
     """The load of pages [begin, end) of a prefix: one future per group, in the order of their layers."""
 
-    def __init__(
-        self, groups: Sequence[PageGroup], tiers: Sequence[Sequence[str]], begin: int, end: int, by_layer: bool
-    ) -> None:
+    def __init__(self, groups: Sequence[PageGroup], begin: int, end: int, *, by_layer: bool) -> None:
         self.groups = groups
-        self.tiers = tiers
         self.begin = begin  # tokens computed before what is loaded is appended
         self.end = end  # tokens of the prefix
         self.started_s = time.monotonic()
         self.pages: list[range] = []
         self.rows: list[torch.Tensor] = []
-        self.futures: list[Future[Any]] = []
+        self.futures: list[Future[LoadResult]] = []
         self.by_layer = by_layer
         self.ok_bytes = 0
         self.installed: set[int] = set()
@@ -202,7 +189,7 @@ class ModelRunner:
         split: bool = False,
     ) -> None:
         self._model = model
-        self._store = store
+        self._store = store if layout.continues != "never" else None
         self._layout = layout
         self._load_timeout_s = load_timeout_s
         page = layout.page_tokens
@@ -355,10 +342,10 @@ class ModelRunner:
         fingerprint = sequence._fingerprints[group]
         return [BlockKey(fingerprint, sequence._hashes[page]) for page in pages]
 
-    def _ready_pages(self, sequence: RunningSequence, limit_pages: int) -> "tuple[int, list[dict[int, str]]]":
-        """The longest prefix that every group can supply, and for each group which tier has which page."""
+    def _ready_pages(self, sequence: RunningSequence, limit_pages: int) -> int:
+        """The longest prefix, in pages, that every group can supply."""
         store, groups = self._store, self._layout.groups
-        found: list[dict[int, str]] = [{} for _ in groups]
+        found: list[set[int]] = [set() for _ in groups]
         pages = limit_pages
         # attention decides first, since it needs all pages; what windows and states lack can only shorten that
         for kind in ("attention", "window", "state"):
@@ -369,22 +356,21 @@ class ModelRunner:
             tiers = store.lookup(keys).tiers
             for position, number in enumerate(asked):
                 mine = tiers[position * pages : (position + 1) * pages]
-                found[number] = {page: tier for page, tier in enumerate(mine) if tier is not None}
+                found[number] = {page for page, tier in enumerate(mine) if tier is not None}
             pages = _longest(groups, found, asked, pages)
-        return max(pages, 0), found
+        return pages
 
     def _begin_load(self, sequence: RunningSequence, limit_pages: int) -> None:
         store = self._store
         if store is None or limit_pages <= 0:
             return
-        pages, found = self._ready_pages(sequence, limit_pages)
+        pages = self._ready_pages(sequence, limit_pages)
         if pages == 0:
             return
         groups = self._layout.groups
         front = self._front_pages(sequence, pages)
         load = _Load(
             groups,
-            [[found[number].get(page, "") for page in range(pages)] for number in range(len(groups))],
             front * self._layout.page_tokens,
             pages * self._layout.page_tokens,
             by_layer=bool(self._hooks) and self._layout.layer_ranges > 1 and front == 0,
@@ -396,9 +382,8 @@ class ModelRunner:
             rows = empty_blocks(len(wanted), group.block_bytes, pinned=self._model.device != "cpu")
             load.pages.append(wanted)
             load.rows.append(rows)
-            # the last page first, as in `_store_pages`
-            keys, into = self._keys(sequence, number, wanted), row_views(rows)
-            load.futures.append(store.load_async(keys[::-1], into[::-1]))
+            asked = self._request(sequence, group, wanted)
+            load.futures.append(store.load_async(self._keys(sequence, number, wanted), row_views(rows), request=asked))
         sequence._load = load
 
     def _front_pages(self, sequence: RunningSequence, pages: int) -> int:
@@ -430,7 +415,6 @@ class ModelRunner:
             for number, group in enumerate(load.groups):
                 install(sequence._cache, group, rows[number], load.pages[number])
             self._end_load(sequence, load)
-        self._account(sequence, load)
         sequence.computed = load.end
 
     def _arrive(self, layer: int) -> None:
@@ -447,7 +431,7 @@ class ModelRunner:
     def _arrived(self, load: _Load, number: int) -> "torch.Tensor":
         left_s = load.started_s + self._load_timeout_s - time.monotonic()
         try:
-            result: LoadResultLike = load.futures[number].result(timeout=max(0.0, left_s))
+            result = load.futures[number].result(timeout=max(0.0, left_s))
         except FutureTimeoutError as error:
             raise _LoadFailedError from error
         if any(outcome.result != "ok" for outcome in result.outcomes):
@@ -458,16 +442,18 @@ class ModelRunner:
         elapsed_s = time.monotonic() - load.started_s
         self._load_bytes_per_s = _mean(self._load_bytes_per_s, load.num_bytes() / max(elapsed_s, 1e-9))
         sequence._load = None
+        self._account(sequence, load)
 
     def _account(self, sequence: RunningSequence, load: _Load) -> None:
         """Whose pages they were. A page counts for the outermost tier that had a part of it."""
         page_tokens = self._layout.page_tokens
-        depth = {name: number for number, name in enumerate(self._tier_names(load))}
+        depth = {name: number for number, name in enumerate([] if self._store is None else self._store.tiers)}
         outermost: dict[int, str] = {}
         bytes_by_tier: dict[str, int] = {}
-        for number, group in enumerate(load.groups):
-            for page in load.pages[number]:
-                tier = load.tiers[number][page]
+        for group, pages, future in zip(load.groups, load.pages, load.futures, strict=True):
+            for page, tier in zip(pages, future.result(timeout=0).tiers, strict=False):  # pages may have been cut short
+                if tier is None:
+                    continue
                 bytes_by_tier[tier] = bytes_by_tier.get(tier, 0) + group.block_bytes
                 if page not in outermost or depth[tier] > depth[outermost[page]]:
                     outermost[page] = tier
@@ -481,12 +467,6 @@ class ModelRunner:
         sequence.loaded_bytes = load.num_bytes()
         sequence.loaded_bytes_by_tier = bytes_by_tier
         sequence._stored_pages = load.end // page_tokens
-
-    def _tier_names(self, load: _Load) -> list[str]:
-        """The tiers nearest first: in the store's order, or as the load met them."""
-        names = list(getattr(self._store, "names", ()))
-        met = (tier for number, pages in enumerate(load.pages) for tier in (load.tiers[number][page] for page in pages))
-        return list(dict.fromkeys([*names, *met]))
 
     def _fall_back(self, sequence: RunningSequence, load: _Load) -> None:
         """A block is gone, damaged or late: go on from the pages that did come, or look for a shorter prefix.
@@ -526,7 +506,7 @@ class ModelRunner:
                 outcomes: Sequence[Outcome] = future.result(timeout=left_s).outcomes
             except FutureTimeoutError:
                 outcomes = [Outcome("timeout")] * len(pages)
-            for page, outcome in zip(reversed(pages), outcomes, strict=True):
+            for page, outcome in zip(pages, outcomes, strict=True):
                 if outcome.result == "ok":
                     load.ok_bytes += load.groups[number].block_bytes
                     continue
@@ -539,11 +519,16 @@ class ModelRunner:
 
     def _chunk_end(self, sequence: RunningSequence, begin: int, max_tokens: int) -> int:
         end = min(begin + max(1, max_tokens), sequence.prompt_tokens)
+        if self._layout.continues != "chunks" and begin == 0:
+            end = sequence.prompt_tokens  # what follows a break is computed token by token
         load = sequence._load
         if load is not None and begin < load.begin:
             return min(end, load.begin)
-        if self._has_state and self._stores(sequence):
+        if self._has_state:
+            # also where nothing is stored, so that a request is computed in the same pieces with tiers and without
             border = (begin // self._state_interval + 1) * self._state_interval
+            if self._layout.continues != "chunks":
+                border = end
             last = (sequence.prompt_tokens - 1) // self._layout.page_tokens * self._layout.page_tokens
             end = min([end, *(cut for cut in (border, last) if cut > begin)])
         return end
@@ -566,10 +551,11 @@ class ModelRunner:
         return logits
 
     def _run(self, sequence: RunningSequence, ids: Sequence[int]) -> "torch.Tensor":
-        import torch
-
-        batch = torch.tensor([list(ids)], device=self._model.device)
-        return forward(self._model, batch, sequence._cache)
+        if sequence.computed and self._layout.continues != "chunks":
+            for token in ids[:-1]:
+                forward(self._model, (token,), sequence._cache)
+            ids = ids[-1:]
+        return forward(self._model, ids, sequence._cache)
 
     def _sample(self, sequence: RunningSequence, logits: "torch.Tensor") -> None:
         if sequence.keep_logits:
@@ -641,40 +627,40 @@ class ModelRunner:
             sequence._states[pages] = rows
 
     def _store_pages(self, sequence: RunningSequence) -> None:
-        """Hands the full pages that are not in the store yet to it, the last page first.
-
-        So the first pages are the most recently used: what is evicted earliest is the end of a prefix, without which
-        the beginning is still of use.
-        """
+        """Hands the full pages that are not in the store yet to it, all groups of a page together."""
         store = self._store
         load = sequence._load
         if store is None or not sequence._store or (load is not None and sequence.computed <= load.begin):
             return
         page_tokens = self._layout.page_tokens
         pages = range(sequence._stored_pages, min(sequence.computed // page_tokens, len(sequence._hashes)))
-        keys: list[BlockKey] = []
-        data: list[memoryview] = []
+        blocks: list[tuple[int, int, memoryview]] = []  # page, group, bytes
         states = iter(range(len(self._layout.of("state"))))
         for number, group in enumerate(self._layout.groups):
             if group.kind == "state":
                 position = next(states)
-                for end, rows in sequence._states.items():
-                    keys += self._keys(sequence, number, range(end - 1, end))
-                    data += row_views(rows[position])
+                blocks += [(end - 1, number, row_views(rows[position])[0]) for end, rows in sequence._states.items()]
             elif pages:
-                taken = take_pages(sequence._cache, group, pages)
-                keys += reversed(self._keys(sequence, number, pages))
-                data += reversed(row_views(taken))
+                taken = row_views(take_pages(sequence._cache, group, pages))
+                blocks += [(page, number, row) for page, row in zip(pages, taken, strict=True)]
                 if group.window is not None:
                     forget_fresh(sequence._cache, group, len(pages) * page_tokens)
         sequence._states.clear()
         if pages:
             sequence._stored_pages = pages.stop
-        if keys:
-            store.store(keys, data)
+        if blocks:
+            blocks.sort(key=lambda block: block[:2])
+            keys = [BlockKey(sequence._fingerprints[number], sequence._hashes[page]) for page, number, _ in blocks]
+            store.store(keys, [data for *_, data in blocks], request=self._request(sequence, None, pages))
+
+    def _request(self, sequence: RunningSequence, group: PageGroup | None, pages: range) -> Request:
+        page_tokens = self._layout.page_tokens
+        span = (0, len(self._model.layers)) if group is None else group.span
+        tokens = (pages.start * page_tokens, pages.stop * page_tokens)
+        return Request(id=sequence.request_id, token_range=tokens, layers=span)
 
 
-def _longest(groups: Sequence[PageGroup], found: Sequence[Mapping[int, str]], asked: Sequence[int], pages: int) -> int:
+def _longest(groups: Sequence[PageGroup], found: Sequence[set[int]], asked: Sequence[int], pages: int) -> int:
     """The largest number of pages, at most `pages`, that all of `asked` can supply."""
     for number in asked:
         if groups[number].kind == "attention":
@@ -713,6 +699,7 @@ def model_info(model: LoadedModel, layout: KvLayout) -> ModelInfo:
         state_bytes=layout.state_bytes,
         block_bytes=layout.block_bytes,
         identities=tuple(group.identity for group in layout.groups),
+        reuses_prefixes=layout.continues != "never",
         layout=layout,
     )
 

@@ -118,9 +118,9 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
         named[number_name] = spec
     if not named:
         return ServedTiers(None)
-    policies = {
-        name: "write-through" if not place and options.l1_bytes else options.policy for place, name in enumerate(named)
-    }
+    # the nearest tier takes every block at once: nothing lies above it that could hold them back
+    policies: dict[str, WritePolicy] = dict.fromkeys(named, options.policy)
+    policies[next(iter(named))] = "write-through"
     settings: list[TierSettings] = []
     try:
         for name, spec in named.items():
@@ -131,7 +131,7 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
                     load_timeout_s=options.load_timeout_s,
                 )
             )
-        return ServedTiers(TieredStore(settings), named, dict(policies))
+        return ServedTiers(TieredStore(settings), named, dict(policies.items()))
     except BaseException:
         for opened in settings:
             opened.tier.close()

@@ -2,7 +2,10 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
 from kvbench.core.io_schedule import IoSchedule, StoreBatch
 from kvbench.tiers.base import Outcome
@@ -10,6 +13,8 @@ from kvbench.tiers.tiered.index import Slot
 from kvbench.tiers.tiered.results import StoreTicket
 from kvbench.tiers.tiered.settings import Request
 from kvbench.tiers.tiered.spans import SpanEvent
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -104,3 +109,41 @@ class Lane:
             self._run_load(work)
         else:
             self._run_stores(work)
+
+
+class DaemonPool(Generic[T]):
+    """A few threads that run calls; unlike the standard executor's they do not hold up the interpreter's end."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._name = name
+        self._limit = threads
+        self._started = 0
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = SimpleQueue()
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Queues a call."""
+        future: Future[T] = Future()
+        self._calls.put((future, call))
+        with self._lock:
+            if self._started < self._limit:
+                self._started += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Threads end after the calls that are queued."""
+        with self._lock:
+            for _ in range(self._started):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:
+                    future.set_exception(error)
+                    if not isinstance(error, Exception):
+                        raise

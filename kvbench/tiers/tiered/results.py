@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvbench.tiers.base import Outcome, TierStats
+from kvbench.tiers.metadata.base import MetadataStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,8 @@ class TierFigures:
 
     `queries` and `hits` are of look-ups: a key asks a tier when no nearer one had it; hits count in the ready prefix.
     `stored` and `loaded` are what really moved. `evicted`: to make room. `dirty_evicted`: of these, written to the tier
-    below first. `lost`: of these, written nowhere although the policy wanted it (read error or full queue).
+    below first. `lost`: of these, written nowhere although the policy wanted it (read error, or the tier below did not
+    take it). `found`: blocks that others wrote, learnt of through shared metadata.
     """
 
     name: str
@@ -152,6 +154,7 @@ class TierFigures:
     failures: int = 0
     vanished: int = 0
     recovered_blocks: int = 0
+    found_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +167,4 @@ class StoreStats:
     lookup_blocks: int
     ready_prefix_blocks: int
     remembered_blocks: int
+    metadata: MetadataStats | None = None

@@ -20,7 +20,8 @@ class TierSettings:
     capacity) eviction candidates down to `low_watermark` begin to cool; they leave after `cooldown_s` unless they are
     accessed. A write that needs the space at once evicts without waiting. `load_timeout_s=None` waits for the tier.
     `promote`: a block found in a lower tier is written here too. `recover`: blocks the tier holds at start are ready.
-    `verify`: the store checks the CRC32C of every block it loads from here, for a tier that does not.
+    `verify`: the store checks the CRC32C of every block it loads from here, for a tier that does not. `shared`: other
+    stores use the same place; with metadata, what is written here is published, and a look-up finds what others wrote.
     """
 
     tier: Tier
@@ -37,6 +38,7 @@ class TierSettings:
     read_only: bool = False
     recover: bool = True
     verify: bool = False
+    shared: bool = False
     enabled: bool = True
 
     def __post_init__(self) -> None:

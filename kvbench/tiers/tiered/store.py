@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -14,8 +14,9 @@ from kvbench.core.heat import HotPrefixes, SlidingShares
 from kvbench.core.io_schedule import IoSchedule, StoreBatch
 from kvbench.core.units import MIB
 from kvbench.tiers.base import EXISTS, MISS, Block, Outcome, Tier, Wanted
+from kvbench.tiers.metadata.base import Location, Metadata
 from kvbench.tiers.tiered.index import Record, Slot, TierIndex
-from kvbench.tiers.tiered.lane import Lane, QueuedStore, TimedLoad
+from kvbench.tiers.tiered.lane import DaemonPool, Lane, QueuedStore, TimedLoad
 from kvbench.tiers.tiered.results import (
     Cleared,
     DrainResult,
@@ -35,6 +36,7 @@ _FULL_RETRIES = 3
 _LEAVING_WAIT_S = 5.0
 _CLEAR_WAIT_S = 10.0
 _EVICT_BATCH = 256
+_ASYNC_LOADS = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +72,7 @@ class TieredStore:
         remembered_blocks: int = 65_536,
         clock: Callable[[], float] = time.monotonic,
         spans: SpanSink | None = None,
+        metadata: Metadata | None = None,
     ) -> None:
         from crc32c import crc32c
 
@@ -84,6 +87,7 @@ class TieredStore:
         self._crc32c: Callable[[memoryview], int] = crc32c
         self._clock = clock
         self._spans = spans
+        self._metadata = metadata
         self._workers = workers
         self._batch_bytes = batch_bytes
         self._when_full = when_full
@@ -108,7 +112,7 @@ class TieredStore:
         self._hot_checked_s = clock()
         self._last_request = ""
         self._draining = self._closed = False
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonPool[LoadResult] = DaemonPool("kvbench load", _ASYNC_LOADS)
         self._lanes = [self._lane(tier, store_queue_bytes, store_patience_s) for tier in self._index]
         self._nearest: list[str | None] = []
         self._set_nearest()
@@ -117,13 +121,14 @@ class TieredStore:
     # Look-up and load
 
     def lookup(self, keys: Sequence[BlockKey]) -> Lookup:
-        """Where each block is ready, nearest tier first; blocks on their way are not there."""
+        """Where each block is ready, nearest tier first; blocks on their way are not there.
+
+        With metadata, shared tiers are asked for the blocks that this store does not know of.
+        """
+        if self._metadata is not None:
+            self._find_shared(self._metadata, keys)
         with self._lock:
-            self._expire()
-            get, nearest = self._records.get, self._nearest
-            found = [
-                None if (record := get(key.identity + key.prefix)) is None else nearest[record.ready] for key in keys
-            ]
+            found = self._where(keys)
             prefix = found.index(None) if None in found else len(found)
             self._lookups += 1
             self._lookup_blocks += len(found)
@@ -137,6 +142,31 @@ class TieredStore:
                     asked -= hits[tier.name]
         return Lookup(tuple(found), prefix)
 
+    def _where(self, keys: Sequence[BlockKey]) -> list[str | None]:
+        self._expire()
+        get, nearest = self._records.get, self._nearest
+        return [None if (record := get(key.identity + key.prefix)) is None else nearest[record.ready] for key in keys]
+
+    def _find_shared(self, metadata: Metadata, keys: Sequence[BlockKey]) -> None:
+        """Learns of blocks that others wrote to shared tiers; what the service does not say in time is a miss."""
+        with self._lock:
+            shared = {tier.name: tier for tier in self._index if tier.settings.shared and tier.enabled}
+            asked = [key for key, where in zip(keys, self._where(keys), strict=True) if where is None]
+        if not shared or not asked:
+            return
+        locations = metadata.find(asked)
+        with self._lock:
+            now = self._clock()
+            for key, location in zip(asked, locations, strict=True):
+                tier = None if location is None or location.instance else shared.get(location.tier)
+                if tier is None or location is None:
+                    continue
+                record = self._record(key, location.num_bytes)
+                if record.num_bytes != location.num_bytes or record.slots[tier.number] is not None:
+                    continue
+                self._adopt(tier, record, now)
+                self._figures[tier.number].found_blocks += 1
+
     def load(
         self, keys: Sequence[BlockKey], into: Sequence[memoryview], *, request: Request = NO_REQUEST
     ) -> LoadResult:
@@ -149,39 +179,10 @@ class TieredStore:
         """
         began = self._clock()
         views = _flat(keys, into)
-        outcomes = [MISS] * len(keys)
-        served: list[TierIndex | None] = [None] * len(keys)
-        crcs: list[int | None] = [None] * len(keys)
         with self._lock:
             self._expire()
             records = [self._records.get(key.identity + key.prefix) for key in keys]
-        missing = [i for i, record in enumerate(records) if record is not None]
-        for tier in self._index:
-            taken: list[tuple[int, Slot]] = []
-            with self._lock:
-                for i in missing if tier.enabled else ():
-                    slot = _slot(records[i], tier.number)
-                    if slot is None or slot.state != "ready":
-                        continue
-                    if slot.num_bytes != len(views[i]):
-                        reason = f"the block has {slot.num_bytes} bytes, the buffer {len(views[i])}"
-                        outcomes[i] = Outcome("miss", reason)
-                        continue
-                    slot.readers += 1
-                    taken.append((i, slot))
-            if not taken:
-                continue
-            results = self._read(tier, [slot for _, slot in taken], [views[i] for i, _ in taken], request)
-            for (i, slot), outcome in zip(taken, results, strict=True):
-                if outcome.result == "ok":
-                    outcomes[i], served[i], crcs[i] = outcome, tier, slot.crc32c
-                elif outcome.result == "timeout":
-                    outcomes[i] = outcome
-                else:
-                    reason = f": {outcome.reason}" if outcome.reason else ""
-                    outcomes[i] = Outcome("miss", f"{tier.name}: {outcome.result}{reason}")
-            finished = {i for i, _ in taken if outcomes[i].result in ("ok", "timeout")}
-            missing = [i for i in missing if i not in finished]
+        outcomes, served, crcs = self._fetch(records, views, request)
         items = [
             _Item(record, views[i], crcs[i], source.number)
             for i, (record, source) in enumerate(zip(records, served, strict=True))
@@ -207,11 +208,7 @@ class TieredStore:
             future: Future[LoadResult] = Future()
             future.set_result(self.load(keys, into, request=request))
             return future
-        with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kvbench load")
-            pool = self._pool
-        return pool.submit(self.load, keys, into, request=request)
+        return self._pool.submit(lambda: self.load(keys, into, request=request))
 
     # Store
 
@@ -251,8 +248,12 @@ class TieredStore:
                 outcomes.append(EXISTS)
             elif not writable:
                 outcomes.append(Outcome("failed", f"{self.tiers[0]} is disabled or read-only"))
+            elif record.name in top:
+                outcomes.append(top.pop(record.name))
             else:
-                outcomes.append(top.pop(record.name, EXISTS))
+                slot = record.slots[0]  # another thread writes it now, or it is just being evicted
+                writing = slot is not None and slot.state != "leaving"
+                outcomes.append(EXISTS if writing else Outcome("failed", f"it was leaving {self.tiers[0]} just then"))
         ticket.outcomes = tuple(outcomes)
         self._tidy()
         return ticket
@@ -284,7 +285,8 @@ class TieredStore:
     def clear(self, tier: str | None = None, *, timeout_s: float = _CLEAR_WAIT_S) -> dict[str, Cleared]:
         """Empties one tier or all, and says what was really removed; writes on their way are cancelled.
 
-        Also removes blocks that a tier holds without the store's knowledge. Clearing all forgets accesses too.
+        Also removes blocks that a tier of its own holds without the store's knowledge; in a shared tier, only blocks
+        that this store knows of. Clearing all forgets accesses too.
         """
         chosen = self._index if tier is None else [self._index[self._number(tier)]]
         cleared = {each.name: self._clear(each, timeout_s) for each in chosen}
@@ -341,6 +343,7 @@ class TieredStore:
                 lookup_blocks=self._lookup_blocks,
                 ready_prefix_blocks=self._ready_prefix_blocks,
                 remembered_blocks=len(self._remembered),
+                metadata=None if self._metadata is None else self._metadata.stats(),
             )
 
     def drain(self, to: Tier | None = None, *, timeout_s: float = 600.0) -> DrainResult:
@@ -393,7 +396,10 @@ class TieredStore:
             self._draining = False
 
     def close(self, *, timeout_s: float = 30.0) -> bool:
-        """Finishes queued writes for at most `timeout_s`, then closes the tiers; True when all were finished."""
+        """Finishes queued writes for at most `timeout_s`, then closes the tiers, the metadata and the spans.
+
+        True when all writes were finished; what was not counts as dropped.
+        """
         with self._lock:
             if self._closed:
                 return True
@@ -405,15 +411,52 @@ class TieredStore:
                     self._settle_store(tier, entry, "dropped", reserved=False)
                 lane.close()
             self._changed.notify_all()
-        if self._pool is not None:
-            self._pool.shutdown(wait=flushed, cancel_futures=True)
+        self._pool.close()
         for tier in self._index:
             tier.settings.tier.close()
+        if self._metadata is not None:
+            self._metadata.close()
         if self._spans is not None:
             self._spans.close()
         return flushed
 
     # Reading
+
+    def _fetch(
+        self, records: Sequence[Record | None], views: list[memoryview], request: Request
+    ) -> tuple[list[Outcome], list[TierIndex | None], list[int | None]]:
+        """Reads blocks tier by tier: per block the outcome, the tier that served it, and its checksum."""
+        outcomes = [MISS] * len(records)
+        served: list[TierIndex | None] = [None] * len(records)
+        crcs: list[int | None] = [None] * len(records)
+        missing = [i for i, record in enumerate(records) if record is not None]
+        for tier in self._index:
+            taken: list[tuple[int, Slot]] = []
+            with self._lock:
+                for i in missing if tier.enabled else ():
+                    slot = _slot(records[i], tier.number)
+                    if slot is None or slot.state != "ready":
+                        continue
+                    if slot.num_bytes != len(views[i]):
+                        reason = f"the block has {slot.num_bytes} bytes, the buffer {len(views[i])}"
+                        outcomes[i] = Outcome("miss", reason)
+                        continue
+                    slot.readers += 1
+                    taken.append((i, slot))
+            if not taken:
+                continue
+            results = self._read(tier, [slot for _, slot in taken], [views[i] for i, _ in taken], request)
+            for (i, slot), outcome in zip(taken, results, strict=True):
+                if outcome.result == "ok":
+                    outcomes[i], served[i], crcs[i] = outcome, tier, slot.crc32c
+                elif outcome.result == "timeout":
+                    outcomes[i] = outcome
+                else:
+                    reason = f": {outcome.reason}" if outcome.reason else ""
+                    outcomes[i] = Outcome("miss", f"{tier.name}: {outcome.result}{reason}")
+            finished = {i for i, _ in taken if outcomes[i].result in ("ok", "timeout")}
+            missing = [i for i in missing if i not in finished]
+        return outcomes, served, crcs
 
     def _read(self, tier: TierIndex, slots: list[Slot], views: list[memoryview], request: Request) -> list[Outcome]:
         """Loads blocks whose readers were counted, and settles what the outcomes mean for the index."""
@@ -455,6 +498,7 @@ class TieredStore:
         if (
             damaged
         ):  # the tier has dropped them, or the store has found out by itself: either way they are gone after this
+            self._withdraw(tier, damaged)
             tier.settings.tier.evict([slot.record.key for slot in damaged])
             with self._lock:
                 self._gone(tier, damaged)
@@ -726,6 +770,13 @@ class TieredStore:
                     tier.make_ready(entry.slot, now, reserved=True)
                 self._settle_store(tier, entry, result, reserved=True, given_up=not stored)
             self._changed.notify_all()
+        if tier.settings.shared and self._metadata is not None:
+            there = [
+                entries[i].slot.record for i in accepted if i in outcomes and outcomes[i].result in ("ok", "exists")
+            ]
+            published = [record for record in there if not any(slot.record is record for slot in cancelled)]
+            sizes = [record.num_bytes for record in published]
+            self._metadata.put([record.key for record in published], Location(instance="", tier=tier.name), sizes)
         if cancelled:
             tier.settings.tier.evict([slot.record.key for slot in cancelled])
             with self._lock:
@@ -762,7 +813,7 @@ class TieredStore:
             figures.failures += 1
         if given_up:
             if entry.event == "evict":
-                self._figures[tier.number - 1].lost_blocks += 1
+                self._figures[self.tiers.index(entry.from_tier)].lost_blocks += 1
             tier.give_up(entry.slot, reserved=reserved)
             self._remember(entry.slot.record)
         if entry.ticket is not None:
@@ -785,6 +836,7 @@ class TieredStore:
     def _evict_batch(self, tier: TierIndex, slots: list[Slot], event: SpanEvent) -> int:
         began = self._clock()
         writes = self._write_back(tier, slots) if event == "evict" else []
+        self._withdraw(tier, slots)
         had = tier.settings.tier.evict([slot.record.key for slot in slots])
         seconds = self._clock() - began
         with self._lock:
@@ -845,11 +897,13 @@ class TieredStore:
         with self._lock:
             for entry in lane.schedule.take_back_stores():
                 self._settle_store(tier, entry, "cancelled", reserved=False)
-            slots = []
+            slots: list[Slot] = []
+            running: list[Slot] = []
             for record in self._records.values():
                 slot = record.slots[tier.number]
                 if slot is not None and slot.state == "pending":
                     slot.cancelled = True
+                    running.append(slot)
                 elif slot is not None and slot.state == "ready":
                     tier.leave(slot)
                     slots.append(slot)
@@ -859,6 +913,7 @@ class TieredStore:
         sizes = {slot.record.key: slot.num_bytes for slot in slots}
         for begin in range(0, len(slots), _EVICT_BATCH):
             part = slots[begin : begin + _EVICT_BATCH]
+            self._withdraw(tier, part)
             had = tier.settings.tier.evict([slot.record.key for slot in part])
             blocks += sum(had)
             num_bytes += sum(slot.num_bytes for slot, was in zip(part, had, strict=True) if was)
@@ -866,13 +921,21 @@ class TieredStore:
                 self._gone(tier, part)
             self._span("clear", tier.name, "", part, 0.0, "ok", NO_REQUEST)
         with self._lock:
-            self._changed.wait_for(lambda: not tier.pending_blocks or not self._workers, timeout_s)
-        if tier.settings.recover:
+            if self._workers:
+                self._changed.wait_for(
+                    lambda: all(slot.record.slots[tier.number] is not slot for slot in running), timeout_s
+                )
+        if tier.settings.recover and not tier.settings.shared:
             unknown = [entry for entry in tier.settings.tier.entries() if self._unknown(tier, entry.key)]
             had = tier.settings.tier.evict([entry.key for entry in unknown]) if unknown else []
             blocks += sum(had)
             num_bytes += sum(e.num_bytes for e, was in zip(unknown, had, strict=True) if was and e.key not in sizes)
         return Cleared(blocks, num_bytes)
+
+    def _withdraw(self, tier: TierIndex, slots: Sequence[Slot]) -> None:
+        """Tells the metadata that a shared tier no longer has these blocks, before it lets go of them."""
+        if tier.settings.shared and self._metadata is not None:
+            self._metadata.remove([slot.record.key for slot in slots], Location(instance="", tier=tier.name))
 
     def _unknown(self, tier: TierIndex, key: BlockKey) -> bool:
         with self._lock:
@@ -885,34 +948,34 @@ class TieredStore:
         if not records:
             return [], []
         began = self._clock()
+        request = Request("drain")
         views = [memoryview(bytearray(record.num_bytes)) for record in records]
-        result = self.load([record.key for record in records], views, request=Request("drain"))
-        good = [i for i, outcome in enumerate(result.outcomes) if outcome.result == "ok"]
+        read, served, crcs = self._fetch(records, views, request)
+        sources = ["" if tier is None else tier.name for tier in served]
+        good = [i for i, outcome in enumerate(read) if outcome.result == "ok"]
         failures = [
             f"{record.key}: {outcome.result} {outcome.reason}".rstrip()
-            for record, outcome in zip(records, result.outcomes, strict=True)
+            for record, outcome in zip(records, read, strict=True)
             if outcome.result != "ok"
         ]
         if own is not None:
             with self._lock:
                 pending = {i: own.pend(records[i], None) for i in good if records[i].slots[own.number] is None}
             entries = [
-                QueuedStore(slot, views[i], self._crc32c(views[i]), Request("drain"), result.tiers[i] or "", "drain")
-                for i, slot in pending.items()
+                QueuedStore(slot, views[i], crcs[i] or 0, request, sources[i], "drain") for i, slot in pending.items()
             ]
             outcomes = dict(zip(pending, self._write(own, entries), strict=True))
             good = [i for i in good if i in pending]
         else:
-            blocks = [Block(records[i].key, views[i], self._crc32c(views[i])) for i in good]
+            blocks = [Block(records[i].key, views[i], crcs[i]) for i in good]
             outcomes = dict(zip(good, target.store(blocks), strict=True))
             with self._lock:
                 for i, outcome in outcomes.items():
                     size = records[i].num_bytes if outcome.result == "ok" else 0
-                    self._count_edge(result.tiers[i] or "", target.name, size, outcome.result)
+                    self._count_edge(sources[i], target.name, size, outcome.result)
             seconds = self._clock() - began
             for i, outcome in outcomes.items():
-                from_tier = result.tiers[i] or ""
-                self._span_record("drain", from_tier, target.name, [records[i]], seconds, outcome.result, NO_REQUEST)
+                self._span_record("drain", sources[i], target.name, [records[i]], seconds, outcome.result, request)
         done = [records[i] for i in good if outcomes[i].result in ("ok", "exists")]
         failures += [
             f"{records[i].key}: {outcomes[i].result} {outcomes[i].reason}".rstrip()
@@ -1030,9 +1093,15 @@ class TieredStore:
                     record = self._record(entry.key, entry.num_bytes)
                     if record.num_bytes != entry.num_bytes or record.slots[tier.number] is not None:
                         continue
-                    self._remembered.pop(record.name, None)
-                    tier.make_ready(tier.pend(record, None), now, reserved=False)
+                    self._adopt(tier, record, now)
                     self._figures[tier.number].recovered_blocks += 1
+
+    def _adopt(self, tier: TierIndex, record: Record, now_s: float) -> None:
+        """Takes up a block that is in a tier already, the most recent of all for want of better knowledge."""
+        self._remembered.pop(record.name, None)
+        self._sequence += 1
+        record.usage.touch(self._sequence)
+        tier.make_ready(tier.pend(record, None), now_s, reserved=False)
 
     def _number(self, tier: str) -> int:
         if tier not in self.tiers:

@@ -181,7 +181,19 @@ JSON = st.recursive(
     max_leaves=8,
 )
 FIELDS = st.sampled_from(
-    ["prompt", "messages", "max_tokens", "stream", "stream_options", "stop", "seed", "temperature", "model", "n", "tiers"]
+    [
+        "prompt",
+        "messages",
+        "max_tokens",
+        "stream",
+        "stream_options",
+        "stop",
+        "seed",
+        "temperature",
+        "model",
+        "n",
+        "tiers",
+    ]
 )
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tiers", "/cache/clear"])
 

@@ -220,8 +220,9 @@ def test_connections_beyond_the_limit_get_a_503() -> None:
 PIECES = st.sampled_from(
     [
         b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", b"POST /p HTTP/1.1\r\n", b"content-length: 5\r\n", b"\r\n", b"hello",
-        b"transfer-encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"connection: close\r\n", b"\x00", b"HTTP/1.1",
-        b"content-length: -1\r\n", b"expect: 100-continue\r\n", b"upgrade: x\r\nconnection: upgrade\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+        b"transfer-encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"connection: close\r\n", b"\x00",
+        b"HTTP/1.1", b"content-length: -1\r\n", b"expect: 100-continue\r\n",
+        b"upgrade: x\r\nconnection: upgrade\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b": no name\r\n", b"a:" + b"b" * 500 + b"\r\n",
     ]
 )  # fmt: skip

@@ -50,6 +50,26 @@ def test_a_salt_shares_nothing(server: Served) -> None:
     assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
 
 
+def test_output_ends_before_a_stop_string_in_a_stream_and_without(server: Served) -> None:
+    whole = server.complete(prompt=fresh(5), max_tokens=30).json()["choices"][0]["text"]
+    stop = whole[10:13]
+    cut = whole[: whole.index(stop)]
+    done = server.complete(prompt=fresh(5), max_tokens=30, stop=[stop, "never"]).json()
+    assert (done["choices"][0]["text"], done["choices"][0]["finish_reason"]) == (cut, "stop")
+    assert done["usage"]["completion_tokens"] == len(cut) + 3
+    events = server.complete(prompt=fresh(5), max_tokens=30, stop=stop, stream=True).events()
+    assert "".join(event["choices"][0]["text"] for event in events) == cut
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_sampling_follows_its_seed(server: Served) -> None:
+    texts = [
+        server.complete(prompt=fresh(6), max_tokens=20, temperature=1, seed=seed).json()["choices"][0]["text"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
 def test_a_tier_that_is_off_is_not_used_and_keeps_its_blocks(server: Served) -> None:
     server.complete(prompt=fresh(3), max_tokens=1)
     server.call("/drain", {})

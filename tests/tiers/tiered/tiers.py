@@ -53,6 +53,7 @@ class DictTier:
     before_load: Callable[[Sequence[Wanted]], None] | None = None
     log: list[tuple[str, tuple[BlockKey, ...]]] = field(default_factory=list)
     crcs: dict[BlockKey, int | None] = field(default_factory=dict)
+    corrupt: set[BlockKey] = field(default_factory=set)
     closed: bool = False
 
     def __post_init__(self) -> None:
@@ -90,6 +91,10 @@ class DictTier:
             wanted.into[:] = b"\xee" * len(wanted.into)
             return Outcome(self.load_result, "as told")
         with self._lock:
+            if wanted.key in self.corrupt:
+                self.corrupt.discard(wanted.key)
+                self.blocks.pop(wanted.key, None)
+                return Outcome("corrupt", "as told")
             data = self.blocks.get(wanted.key)
         if data is None:
             return MISS
