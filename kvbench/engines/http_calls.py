@@ -30,14 +30,12 @@ class Reply:
             return None
 
 
-def call(
-    url: str, path: str, *, method: str = "GET", body: object = None, key: str | None = None, timeout_s: float = 30.0
-) -> Reply:
+def call(url: str, path: str, *, method: str = "GET", body: object = None, timeout_s: float = 30.0) -> Reply:
     """One request to `url` + `path`; a server that does not answer is a Reply of status 0, not an exception."""
     host, port, base, secure = split_url(url)
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(host, port, timeout=timeout_s)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = {}
     data = None
     if body is not None:
         data = json.dumps(body).encode()
