@@ -148,6 +148,10 @@ def load_vs_recompute(
     measure: Annotated[
         bool, typer.Option("--measure", help="Measure copies and prefill on this host instead of modelling.")
     ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(metavar="REPLAY", help="Hold a saved replay against the prediction."),
+    ] = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="How --measure measures (default: probes/measure.yaml).")
     ] = None,
@@ -162,8 +166,11 @@ def load_vs_recompute(
 
     Exit code 3: an input contradicts the model, the machine or itself.
     """
+    from dataclasses import replace
+
     from kvbench.cli.emit import command_line, emit, progress
     from kvbench.load_vs_recompute.ask import Question, ask, catalogue_text
+    from kvbench.load_vs_recompute.check import checked, hit_lengths, saved_replay
     from kvbench.results.document import new_document
 
     if list_models:
@@ -207,8 +214,13 @@ def load_vs_recompute(
         measure=measure,
         plan=plan,
     )
+    replayed = None if check is None else saved_replay(check)
+    if replayed is not None:
+        question = replace(question, tokens=hit_lengths(replayed))
     with progress(quiet=quiet) as report:
         answer = ask(question, progress=report)
+    if replayed is not None and check is not None:
+        answer = checked(answer, replayed, check)
     document = new_document(
         answer.result,
         command_line=command_line(),

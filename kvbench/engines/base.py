@@ -7,6 +7,11 @@ from typing import Literal, Protocol
 
 from kvbench.results.tier_counters import TierCounters
 
+__all__ = [
+    "Arm", "ArmTier", "Dialect", "Endpoint", "EngineAdapter", "EngineOptions", "ResetReport", "ResetStep", "Setting",
+    "TierCounters",
+]  # fmt: skip
+
 Dialect = Literal["kvbench", "vllm", "sglang", "unknown"]
 """Whose names a server's metrics and control endpoints use."""
 

@@ -98,7 +98,8 @@ class BuiltinAdapter:
     def _arguments(self, arm: Arm) -> tuple[str, ...]:
         if arm.url is not None:
             raise UsageError(f"arm {arm.name!r} is an address; leave out --engine builtin, or name tiers: l1+l2=1GiB")
-        arguments = ["serve", self._options.model or _DEFAULT_MODEL, "--host", "127.0.0.1", "--port", "0"]
+        model = self._options.model or _DEFAULT_MODEL
+        arguments = ["serve", "--null" if model == "null" else model, "--host", "127.0.0.1", "--port", "0"]
         hbm = arm.tier("hbm")
         if hbm is None:
             arguments += ["--l1", "0"]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvbench.catalogue.truncated_model import CannotBuildError, TruncatedModel, materialize, truncated_model
 from kvbench.core.errors import KvbenchError, MissingDependencyError
 from kvbench.core.units import format_bytes, seconds_from_ms, seconds_from_ns
 from kvbench.probes.machine import available_memory_bytes, last_level_cache_bytes
-from kvbench.probes.truncated_model import CannotBuildError, TruncatedModel, materialize, truncated_model
 from kvbench.results.host import describe_host
 
 Emit = Callable[[dict[str, Any]], None]

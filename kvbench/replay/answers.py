@@ -61,10 +61,11 @@ def _faster(hits: Sequence[HitRow]) -> Answer:
     parts = []
     for row in sorted(rows, key=lambda one: (one.tier, one.least_tokens)):
         middle = row.ttft_s.at(0.5)
-        speed = f"{1 / row.ratio:.1f}×" if row.ratio and row.ratio <= 1 else f"{row.ratio or 0:.1f}× slower,"
+        ratio = row.ratio or 1.0
+        speed = f"{1 / ratio:.1f}× as fast" if ratio <= 1 else f"{ratio:.1f}× as slow"
         word = {"better": "faster", "worse": "slower", "no difference": "the same", "inconclusive": "unsure"}
         parts.append(
-            f"{row.tier} ({row.arm}, {_range(row)}): {word[row.verdict or 'inconclusive']}, {speed} "
+            f"{row.tier} ({row.arm}, {_range(row)}): {word[row.verdict or 'inconclusive']}, {speed}: "
             f"{format_duration(middle.value if middle else 0)} against {format_duration(row.computed_ttft_s or 0)}"
         )
     verdicts = {row.verdict for row in rows}
@@ -104,7 +105,11 @@ def _loss(arms: Sequence[ArmRecord], comparisons: Sequence[Comparison]) -> Answe
     if gained:
         text += f"; better are {'; '.join(gained)}"
     if unsure:
-        text += f". Too uncertain to exclude one: {', '.join(f'{one.quantity} of {one.arm}' for one in unsure)}"
+        by_arm: dict[str, list[str]] = {}
+        for one in unsure:
+            by_arm.setdefault(one.arm, []).append(one.quantity)
+        told = "; ".join(f"{arm} ({', '.join(names)})" for arm, names in by_arm.items())
+        text += f". Too uncertain to exclude one: {told}"
     if not tail_known:
         text += ". There are too few requests per run for a P99 (368), so the slowest request stands for it"
     return Answer(question=LOSS, text=text + ".", tone="unsure" if unsure and not gained else "good")

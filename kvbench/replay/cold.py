@@ -16,10 +16,14 @@ _LOWER = ("dram", "file", "remote", "peer", "external")
 
 
 def probe_requests(plan: RequestPlan) -> tuple[PlannedRequest, ...]:
-    """Prompts that a cache would certainly still have: the one with the longest shared prefix, and the last one."""
+    """Prompts that a cache would certainly still have: the one with the longest shared prefix, and the latest other.
+
+    The other must begin differently, or the first probe's own prompt would be what it finds.
+    """
     longest = max(plan.requests, key=lambda request: (request.shared_prefix_tokens, -request.index))
-    last = plan.requests[-1]
-    return (longest,) if last.index == longest.index else (longest, last)
+    start = longest.recipe.keys[0]
+    latest = next((request for request in reversed(plan.requests) if request.recipe.keys[0] != start), None)
+    return (longest,) if latest is None else (longest, latest)
 
 
 def ask(endpoint: Endpoint, prompt: Sequence[int], *, salt: str | None, max_tokens: int = 1) -> ResetProbe:

@@ -262,8 +262,10 @@ def _paths(result: LoadVsRecomputeResult) -> TextTable:
 
 
 def _checks(result: LoadVsRecomputeResult) -> TextTable:
+    title = "Predicted against measured"
+    replayed = any(check.what.startswith("saved") for check in result.checks)
     return TextTable(
-        title="Predicted against measured, at a length the fit has not seen",
+        title=f"{title}, in a replay" if replayed else f"{title}, at a length the fit has not seen",
         columns=("what", "tokens", "predicted", "measured", "predicted / measured"),
         rows=tuple(
             (
@@ -271,10 +273,11 @@ def _checks(result: LoadVsRecomputeResult) -> TextTable:
                 f"{check.tokens:,}",
                 format_duration(check.predicted_s),
                 format_duration(check.measured_s),
-                f"{check.predicted_s / check.measured_s:.2f}",
+                f"{check.predicted_s / check.measured_s:.2f}" if check.measured_s else "-",
             )
             for check in result.checks
         ),
+        note="saved by a hit: median TTFT computed minus median TTFT served" if replayed else "",
     )
 
 

@@ -94,14 +94,16 @@ def _middle(values: Sequence[float]) -> float:
 
 def _change(one: Comparison) -> str:
     if one.low is None or one.high is None:
-        return f"{_factor(one.ratio)} (one pair, no interval)"
-    return f"{_factor(one.ratio)} ({_factor(one.low)} to {_factor(one.high)})"
+        return f"{_factors(one.ratio)[0]} (one pair, no interval)"
+    ratio, low, high = _factors(one.ratio, one.low, one.high)
+    return f"{ratio} ({low} to {high})"
 
 
-def _factor(ratio: float) -> str:
-    if 0.5 <= ratio < 2:
-        return f"{ratio - 1:+.1%}"
-    return f"×{ratio:.2f}" if 0.01 <= ratio < 1000 else f"×{ratio:.1e}"
+def _factors(*ratios: float) -> list[str]:
+    """Ratios in one style: as changes in percent, or as factors where one of them is far from 1."""
+    if all(0.5 <= ratio < 2 for ratio in ratios):
+        return [f"{ratio - 1:+.1%}" for ratio in ratios]
+    return [f"×{ratio:.2f}" if 0.01 <= ratio < 1000 else f"×{ratio:.1e}" for ratio in ratios]
 
 
 def _details(result: ReplayResult) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ def _tables(result: ReplayResult) -> tuple[TextTable, ...]:
 
 
 def _arm_table(result: ReplayResult) -> TextTable:
+    sources = list(dict.fromkeys(source for one in result.summaries for source in one.tokens_by_source))
     rows = []
     for one in result.summaries:
         tail, _ = _tail(one.ttft_s)
@@ -152,23 +155,22 @@ def _arm_table(result: ReplayResult) -> TextTable:
                 f"{one.requests_per_s:.2f}",
                 f"{one.output_tokens_per_s:.1f}",
                 _ratio_text(one),
-                _sources(one),
+                *(f"{one.tokens_by_source.get(source, 0.0):,.0f}" for source in sources),
                 _cache_states(one),
                 f"{one.ok}/{one.requests + one.not_sent}",
             )
         )
     _, name = _tail(result.summaries[0].ttft_s if result.summaries else None)
-    head = result.headline
     return TextTable(
         title="Arms",
         columns=(
-            "arm", "TTFT p50 (95 %)", f"TTFT {name}", "req/s", "out tok/s", "cached", "prompt tokens from", "start",
-            "ok",
+            "arm", "TTFT p50 (95 %)", f"TTFT {name}", "req/s", "out tok/s", "cached", *sources, "start", "ok",
         ),
-        left=frozenset({"prompt tokens from", "start"}),
+        left=frozenset({"start"}),
         rows=tuple(rows),
-        highlight=frozenset() if head is None else frozenset({len(rows) - 1}),
-        note="cached: cached over all prompt tokens, as the server counts. start: the cache at the start of a run.",
+        highlight=frozenset() if result.headline is None else frozenset({len(rows) - 1}),
+        note=f"{', '.join(sources) or 'no source'}: prompt tokens by where they came from, as the server counts; "
+        "cached: all but the computed ones. start: the cache at the start of a run.",
     )  # fmt: skip
 
 
@@ -198,10 +200,6 @@ def _ratio_text(one: ArmSummary) -> str:
     return f"{1 - one.tokens_by_source.get('computed', 0.0) / total:.1%}"
 
 
-def _sources(one: ArmSummary) -> str:
-    return ", ".join(f"{count:,.0f} {source}" for source, count in one.tokens_by_source.items()) or "not told"
-
-
 def _cache_states(one: ArmSummary) -> str:
     states = dict.fromkeys(one.cache_states)
     return ", ".join(state if len(states) == 1 else f"{one.cache_states.count(state)} {state}" for state in states)
@@ -216,14 +214,19 @@ def _comparison_table(result: ReplayResult) -> TextTable:
         if one is result.headline:
             highlight.add(len(rows))
         timed = "/s" not in one.quantity
+        if one.low is None or one.high is None:
+            change, interval = _factors(one.ratio)[0], "-"
+        else:
+            change, low, high = _factors(one.ratio, one.low, one.high)
+            interval = f"{low} to {high}"
         rows.append(
             (
                 f"{one.arm} / {one.base}",
                 one.quantity,
                 format_duration(_middle(one.base_values)) if timed else f"{_middle(one.base_values):.2f}",
                 format_duration(_middle(one.arm_values)) if timed else f"{_middle(one.arm_values):.2f}",
-                _factor(one.ratio),
-                "-" if one.low is None or one.high is None else f"{_factor(one.low)} to {_factor(one.high)}",
+                change,
+                interval,
                 str(len(one.arm_values)),
                 one.verdict if one.verdict == one.measured else f"{one.verdict} (else {one.measured})",
             )
@@ -244,19 +247,19 @@ def _comparison_table(result: ReplayResult) -> TextTable:
         rows=tuple(rows),
         highlight=frozenset(highlight),
         note=f"No P99 of a run below {least_samples(0.99)} requests, nor of fewer gaps. Better or worse: the interval "
-        f"excludes 0 and the change is beyond ±{result.margin_ratio:.0%}; no difference: the interval lies within it.",
+        f"excludes no change and the change is beyond ±{result.margin_ratio:.0%}; no difference: the interval lies "
+        "within it.",
     )  # fmt: skip
 
 
 def _hit_table(result: ReplayResult) -> TextTable:
     return TextTable(
         title="TTFT by the tier that served it and by prompt length",
-        columns=("arm", "served by", "prompt tokens", "requests", "TTFT p50", "max", "computed", "served / computed",
-                 "verdict"),
-        left=frozenset({"served by", "verdict"}),
+        columns=("arm", "tier", "prompt tokens", "n", "TTFT p50", "computed (in)", "change", "verdict"),
+        left=frozenset({"tier", "verdict"}),
         rows=tuple(_hit_cells(row) for row in result.hits),
-        note="served by: the tier of most cached tokens where at least half of the prompt was cached, else miss. "
-        "computed: the same requests in an arm that missed them.",
+        note="tier: that of most cached tokens where at least half of the prompt was cached, else miss. "
+        "computed: the same requests where an arm missed them, with the change from it.",
     )  # fmt: skip
 
 
@@ -265,9 +268,10 @@ def _hit_cells(row: HitRow) -> tuple[str, ...]:
     if row.ratio is None:
         change = "-"
     elif row.low is None or row.high is None:
-        change = _factor(row.ratio)
+        change = _factors(row.ratio)[0]
     else:
-        change = f"{_factor(row.ratio)} ({_factor(row.low)} to {_factor(row.high)})"
+        ratio, low, high = _factors(row.ratio, row.low, row.high)
+        change = f"{ratio} ({low} to {high})"
     most = "…" if row.most_tokens >= 1 << 30 else f"{row.most_tokens:,}"
     return (
         row.arm,
@@ -275,7 +279,6 @@ def _hit_cells(row: HitRow) -> tuple[str, ...]:
         f"{row.least_tokens:,} to {most}",
         str(row.requests),
         "-" if middle is None else format_duration(middle.value),
-        format_duration(row.ttft_s.maximum),
         "-" if row.computed_ttft_s is None else f"{format_duration(row.computed_ttft_s)} ({row.computed_arm})",
         change,
         row.verdict or "-",

@@ -10,11 +10,13 @@ from urllib.parse import unquote
 from kvbench.core.errors import UsageError
 from kvbench.core.units import GIB, KIB, MIB, TIB, parse_bandwidth, parse_bytes, parse_duration
 
-Scheme = Literal["dram", "file", "s3", "redis", "mooncake", "null", "throttled", "faulty"]
+Scheme = Literal["hbm", "dram", "file", "s3", "redis", "mooncake", "null", "throttled", "faulty"]
 FileIo = Literal["psync", "aio", "io_uring", "mmap", "gds"]
-Fsync = Literal["none", "fdatasync", "fsync"]
+Fsync = Literal["none", "fdatasync", "fsync", "group"]
 
 _SCHEMES: dict[str, Scheme] = {
+    "hbm": "hbm",
+    "device": "hbm",
     "dram": "dram",
     "file": "file",
     "s3": "s3",
@@ -25,19 +27,36 @@ _SCHEMES: dict[str, Scheme] = {
     "faulty": "faulty",
 }
 _FILE_IO: dict[str, FileIo] = {"psync": "psync", "aio": "aio", "io_uring": "io_uring", "mmap": "mmap", "gds": "gds"}
-_FSYNC: dict[str, Fsync] = {"none": "none", "fdatasync": "fdatasync", "fsync": "fsync"}
+_FSYNC: dict[str, Fsync] = {"none": "none", "fdatasync": "fdatasync", "fsync": "fsync", "group": "group"}
 _KEYS: dict[Scheme, tuple[str, ...]] = {
-    "dram": (),
-    "file": ("size", "io", "direct", "fsync"),
+    "hbm": (),
+    "dram": ("shared", "headroom", "idle"),
+    "file": ("size", "io", "direct", "fsync", "depth", "timeout"),
     "s3": ("size", "endpoint", "region"),
     "redis": ("size",),
     "mooncake": ("size", "protocol"),
     "null": (),
     "throttled": ("bandwidth", "latency", "segment_latency"),
+    "faulty": (
+        "load_fail",
+        "store_fail",
+        "corrupt",
+        "torn",
+        "slow",
+        "hang",
+        "after",
+        "until",
+        "down",
+        "seed",
+    ),
 }
-_EXAMPLES = "dram:64GiB, file:/mnt/nvme?size=1TiB&direct=1, s3://bucket/prefix, redis://host:6379/0, null:"
+_SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_EXAMPLES = "hbm:1GiB, dram:64GiB, file:/mnt/nvme?size=1TiB&direct=1, s3://bucket/prefix, redis://host:6379/0, null:"
 _T = TypeVar("_T", bound=str)
 _MAX_WRAPPERS = 16
+_PROBABILITIES = ("load_fail", "store_fail", "corrupt", "torn", "hang")
+_COUNTS = {"depth": 1, "after": 0, "until": 0, "seed": 0}
+_DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{0,18})?|\.[0-9]{1,18}", re.ASCII)
 _RESERVED = re.compile(r"[%?&=,()\s]")
 _WRAPPER = re.compile(r"(throttled|faulty)\((.*)\)", re.DOTALL)
 
@@ -47,7 +66,7 @@ class TierSpec:
     """One tier as a person spells it; `str()` gives the canonical spelling, which parses back to an equal spec.
 
     `location` is a directory for `file`, what follows `//` for a network tier, and empty otherwise. `options` are the
-    keys of a network tier or a wrapper, as written. `inner` is the tier inside a wrapper.
+    other keys of a tier or a wrapper, as written. `inner` is the tier inside a wrapper.
     """
 
     scheme: Scheme
@@ -63,8 +82,10 @@ class TierSpec:
         if self.inner is not None:
             settings = "".join(f", {key}={_quoted(value)}" for key, value in self.options)
             return f"{self.scheme}({self.inner}{settings})"
-        if self.scheme == "dram":
-            return "dram:" + ("" if self.size_bytes is None else _size(self.size_bytes))
+        if self.scheme in ("hbm", "dram"):
+            query = "&".join(f"{key}={_quoted(value)}" for key, value in self.options)
+            size = "" if self.size_bytes is None else _size(self.size_bytes)
+            return f"{self.scheme}:{size}" + (f"?{query}" if query else "")
         pairs = [] if self.size_bytes is None else [("size", _size(self.size_bytes))]
         pairs += [] if self.io is None else [("io", self.io)]
         pairs += [] if self.direct is None else [("direct", str(int(self.direct)))]
@@ -94,8 +115,10 @@ def parse_tier_spec(text: str) -> TierSpec:
         raise UsageError(f"tier {text!r} has no known scheme{hint}; tiers are spelled like {_EXAMPLES}")
     body, _, query = rest.partition("?")
     pairs = _pairs(query.split("&") if query else [], scheme, text)
-    if scheme == "dram":
-        return TierSpec(scheme=scheme, size_bytes=_positive_bytes(body, text) if body else None)
+    if scheme in ("hbm", "dram"):
+        _check_options(pairs, text)
+        size_bytes = _positive_bytes(body, text) if body else None
+        return TierSpec(scheme=scheme, size_bytes=size_bytes, options=tuple(pairs.items()))
     if not colon:
         raise UsageError(f"tier {text!r} names no place; tiers are spelled like {_EXAMPLES}")
     if scheme == "null":
@@ -129,6 +152,7 @@ def _file(body: str, pairs: dict[str, str], text: str) -> TierSpec:
         raise UsageError(
             f"tier {text!r}: io=mmap always goes through the page cache and cannot be direct=1; drop one of them"
         )
+    _check_options(pairs, text)
     return TierSpec(
         scheme="file",
         location=directory,
@@ -136,7 +160,47 @@ def _file(body: str, pairs: dict[str, str], text: str) -> TierSpec:
         io=io,
         direct=None if direct is None else direct == "1",
         fsync=_choice("fsync", pairs.get("fsync"), _FSYNC, text),
+        options=tuple((key, pairs[key]) for key in ("depth", "timeout") if key in pairs),
     )
+
+
+def _check_options(pairs: dict[str, str], text: str) -> None:
+    """Refuses what nobody can use, before anything is opened."""
+    for key, value in pairs.items():
+        if key in _PROBABILITIES:
+            _ratio(key, value, text)
+        elif key == "slow":
+            probability, colon, duration = value.partition(":")
+            if not colon:
+                raise UsageError(f"tier {text!r}: slow is a share and a time, like slow=0.1:50ms, got {value!r}")
+            _ratio(key, probability, text)
+            parse_duration(duration)
+        elif key == "down":
+            start, dash, end = value.partition("-")
+            if not dash or parse_duration(start) >= parse_duration(end):
+                raise UsageError(f"tier {text!r}: down is a span of time, like down=10s-20s, got {value!r}")
+        elif key in _COUNTS and not (value.isascii() and value.isdecimal() and _COUNTS[key] <= int(value) <= 2**32):
+            raise UsageError(f"tier {text!r}: {key} is a whole number from {_COUNTS[key]} on, got {value!r}")
+        elif key in ("idle", "timeout") and parse_duration(value) <= 0:
+            raise UsageError(f"tier {text!r}: {key}={value} leaves no time; write it like {key}=30s")
+        elif key == "headroom":
+            _headroom(value, text)
+        elif key == "shared" and not _SHARED_NAME.fullmatch(value):
+            raise UsageError(
+                f"tier {text!r}: shared is a name of letters, digits, '.', '_' and '-' (at most 64), got {value!r}"
+            )
+
+
+def _ratio(key: str, value: str, text: str) -> float:
+    if not _DECIMAL.fullmatch(value) or float(value) > 1:
+        raise UsageError(f"tier {text!r}: {key} is a share from 0 to 1, like {key}=0.1, got {value!r}")
+    return float(value)
+
+
+def _headroom(value: str, text: str) -> float:
+    if not _DECIMAL.fullmatch(value) or not 1 <= float(value) <= 16:
+        raise UsageError(f"tier {text!r}: headroom is pool / capacity, from 1 to 16, like headroom=1.5, got {value!r}")
+    return float(value)
 
 
 def _wrapped(scheme: Scheme, inside: str, text: str) -> TierSpec:
@@ -148,6 +212,8 @@ def _wrapped(scheme: Scheme, inside: str, text: str) -> TierSpec:
     for key in ("latency", "segment_latency"):
         if key in pairs:
             parse_duration(pairs[key])
+    if scheme == "faulty":
+        _check_options(pairs, text)
     return TierSpec(scheme=scheme, options=tuple(pairs.items()), inner=inner)
 
 
@@ -164,12 +230,12 @@ def _split_outside_parentheses(inside: str) -> list[str]:
 
 def _pairs(items: Iterable[str], scheme: Scheme, text: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    known = _KEYS.get(scheme)  # None: the keys of `faulty` belong to whoever injects the faults
+    known = _KEYS[scheme]
     for item in items:
         key, equals, value = item.partition("=")
         if not equals or not key or not value:
             raise UsageError(f"tier {text!r}: {item!r} is not key=value")
-        if known is not None and key not in known:
+        if key not in known:
             allowed = f"its keys are {', '.join(known)}" if known else f"{scheme} takes no keys"
             raise UsageError(f"tier {text!r} has the unknown key {key!r}{_hint(key, known)}; {allowed}")
         if key in pairs:

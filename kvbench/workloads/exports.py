@@ -132,8 +132,8 @@ def _trace_file(asked: _Request, *, timed: bool) -> tuple[ExportFile, list[str]]
     waiting = sum(bool(request.after) for request in asked.plan.requests)
     if waiting:
         notes.append(
-            f"{waiting} requests wait for an earlier answer in kvbench; the file has fixed times as if every answer came "
-            "at once, so a slow server gets later turns before it answered earlier ones"
+            f"{waiting} requests wait for an earlier answer in kvbench; the file has fixed times as if every answer "
+            "came at once, so a slow server gets later turns before it answered earlier ones"
         )
     if asked.plan.history == "engine":
         notes.append("history: engine cannot be written down; the file has the synthetic answers in later turns")
@@ -173,11 +173,11 @@ def _vllm(asked: _Request) -> Export:
         command += ["--timed-trace-chunk-hash-size", str(asked.block_tokens), "--timed-trace-sec-multiplier", "0.001"]
         notes += [
             (
-                "--timed-trace-chunk-hash-size has the default 16: without it, prompts of larger blocks are cut to 16 "
-                "tokens a block while every other number looks normal"
+                "--timed-trace-chunk-hash-size is 16 unless given: prompts of a trace with blocks of 512 are then "
+                "32 times too short, while every other number looks normal"
             ),
             (
-                "PYTHONHASHSEED=0, since the tool seeds its blocks with Python's string hash: without it, two runs send "
+                "PYTHONHASHSEED=0, since the tool seeds blocks with Python's string hash: without it, two runs send "
                 "different prompts and the second one finds nothing in a warm cache"
             ),
         ]
@@ -329,6 +329,7 @@ def _inference_perf_prefix(asked: _Request, traffic: SharedPrefix, notes: list[s
             f"give constant lengths and popularity: uniform, or export to {', '.join(TOOLS[:3])}"
         )
     shared, own, answer = prefix
+    notes.append("prompts are text that is tokenized again there, and may be a few tokens longer or shorter")
     per_group = -(-len(asked.plan.requests) // traffic.groups)
     stage: dict[str, Any]
     if arrival.process == "closed":

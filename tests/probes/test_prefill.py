@@ -12,7 +12,7 @@ from kvbench.probes.measure import measure_host
 from kvbench.probes.plan import load_measure_plan
 from kvbench.probes.prefill_fit import prefill_result
 from kvbench.probes.runner import ChildRun
-from kvbench.probes.truncated_model import truncated_model
+from kvbench.catalogue.truncated_model import truncated_model
 from kvbench.results.prefill import LayerKindTiming, PrefillCost, PrefillMeasurement, PrefillSample
 
 torch = pytest.importorskip("torch", reason="prefill needs torch: pip install 'kvbench[torch]'")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.probes.truncated_model import truncated_model
+from kvbench.catalogue.truncated_model import truncated_model
 
 pytest.importorskip("transformers", reason="prefill needs transformers: pip install 'kvbench[torch]'")
 

@@ -10,7 +10,13 @@ text = st.text(st.characters(exclude_categories=["Cs", "Cc", "Z"]), min_size=1, 
 sizes = st.none() | st.integers(1, 2**50)
 paths = text.map(lambda name: "/" + name.lstrip("/")).filter(lambda path: path != "/")
 plain_specs = st.one_of(
-    st.builds(TierSpec, scheme=st.just("dram"), size_bytes=sizes),
+    st.builds(TierSpec, scheme=st.sampled_from(["hbm", "dram"]), size_bytes=sizes),
+    st.builds(
+        TierSpec,
+        scheme=st.just("dram"),
+        size_bytes=sizes,
+        options=st.sampled_from([(("shared", "ranks"),), (("headroom", "1.5"), ("idle", "30s"))]),
+    ),
     st.builds(
         TierSpec,
         scheme=st.just("file"),
@@ -18,7 +24,8 @@ plain_specs = st.one_of(
         size_bytes=sizes,
         io=st.sampled_from([None, "psync", "aio", "io_uring"]),
         direct=st.none() | st.booleans(),
-        fsync=st.sampled_from([None, "none", "fdatasync", "fsync"]),
+        fsync=st.sampled_from([None, "none", "fdatasync", "fsync", "group"]),
+        options=st.sampled_from([(), (("depth", "16"),), (("depth", "4"), ("timeout", "30s"))]),
     ),
     st.builds(
         TierSpec,
@@ -65,7 +72,7 @@ def test_every_spelling_of_the_design_is_read() -> None:
     assert parse_tier_spec("redis://127.0.0.1:6379/0").location == "127.0.0.1:6379/0"
     assert parse_tier_spec("mooncake://127.0.0.1:50051?protocol=tcp").options == (("protocol", "tcp"),)
     assert parse_tier_spec("null:").scheme == "null"
-    throttled = parse_tier_spec("throttled(faulty(dram:1GiB, drop=0.1), bandwidth=7GB/s, latency=100us)")
+    throttled = parse_tier_spec("throttled(faulty(dram:1GiB, load_fail=0.1), bandwidth=7GB/s, latency=100us)")
     assert throttled.options == (("bandwidth", "7GB/s"), ("latency", "100us"))
     assert throttled.inner is not None
     assert throttled.inner.inner == TierSpec(scheme="dram", size_bytes=2**30)
@@ -83,13 +90,27 @@ def test_every_spelling_of_the_design_is_read() -> None:
         ("file:/mnt?size=1GiB&size=2GiB", "twice"),
         ("file:", "names no directory"),
         ("dram:0B", "size of zero"),
-        ("dram:1GiB?pin=1", "takes no keys"),
+        ("dram:1GiB?share=a", "did you mean 'shared'?"),
+        ("hbm:1GiB?pin=1", "takes no keys"),
         ("dram=50GB/s", "modelled tier"),
         ("throttled(dram:1GiB, bandwith=7GB/s)", "did you mean 'bandwidth'?"),
         ("throttled(dram:1GiB, bandwidth=7)", "GB/s"),
         ("throttled:dram", "wraps nothing"),
         ("s3:bucket", "no '//'"),
         ("null:here", "takes nothing"),
+        ("hbn:1GiB", "did you mean 'hbm'?"),
+        ("dram:1GiB?shared=a/b", "shared is a name"),
+        ("dram:1GiB?headroom=0.5", "from 1 to 16"),
+        ("dram:1GiB?idle=0s", "idle=0s leaves no time"),
+        ("file:/mnt?depht=4", "did you mean 'depth'?"),
+        ("file:/mnt?depth=0", "depth is a whole number from 1 on"),
+        ("file:/mnt?timeout=5", "duration '5'"),
+        ("file:/mnt?fsync=grup", "did you mean 'group'?"),
+        ("faulty(null:, lod_fail=0.1)", "did you mean 'load_fail'?"),
+        ("faulty(null:, load_fail=1.5)", "load_fail is a share from 0 to 1"),
+        ("faulty(null:, slow=0.1)", "like slow=0.1:50ms"),
+        ("faulty(null:, down=20s-10s)", "like down=10s-20s"),
+        ("faulty(null:, seed=-1)", "seed is a whole number"),
     ],
 )
 def test_a_wrong_spelling_is_refused_with_the_way_out(spelling: str, part: str) -> None:

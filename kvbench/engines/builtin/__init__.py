@@ -1,1 +1,1 @@
-"""The built-in engine: a small real transformer with real tiers behind an OpenAI-compatible server."""
+"""The built-in engine: a real transformer with its KV in real tiers, behind an OpenAI-compatible server."""

@@ -7,8 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvbench.engines.builtin.generation import ApiError, FinishReason, Generation, ServedModel, Tokenizer, Usage
-from kvbench.engines.builtin.http import Exchange, error_body
+from kvbench.engines.builtin.generation import (
+    ApiError,
+    FinishReason,
+    Generation,
+    PromptUse,
+    ServedModel,
+    Tokenizer,
+    Usage,
+)
+from kvbench.engines.builtin.http import Exchange, Outlet, error_body
 
 _MAX_STOPS = 16
 _DEFAULT_MAX_TOKENS = 16
@@ -230,7 +238,9 @@ class Answer:
         "_format_usage",
         "_head",
         "_ids",
+        "_leave_usage_out",
         "_reason",
+        "_request_id",
         "_started",
         "_tail",
         "_texts",
@@ -239,13 +249,15 @@ class Answer:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Outlet,
         ask: Ask,
         *,
         model: str,
         format_usage: FormatUsage,
         null_usage: bool = False,
         tokens_per_event: int = 1,
+        echo_request_id: bool = True,
+        leave_usage_out: bool = False,
     ) -> None:
         self._exchange = exchange
         self._ask = ask
@@ -253,6 +265,8 @@ class Answer:
         self._tail = ',"usage":null}' if null_usage else "}"
         self._reason: FinishReason | None = None
         self._tokens_per_event = tokens_per_event
+        self._request_id = ask.generation.request_id if echo_request_id else None
+        self._leave_usage_out = leave_usage_out
         name = ("chatcmpl-" if ask.chat else "cmpl-") + ask.generation.request_id
         kind = ("chat.completion" if ask.chat else "text_completion") + (".chunk" if ask.chat and ask.stream else "")
         self._head = (
@@ -266,7 +280,11 @@ class Answer:
     def begin(self) -> None:
         """The head of a stream: the request is accepted."""
         if self._ask.stream and not self._exchange.streaming:
-            self._exchange.start_stream(f"x-request-id: {self._ask.generation.request_id}\r\n".encode("ascii"))
+            echo = "" if self._request_id is None else f"x-request-id: {self._request_id}\r\n"
+            self._exchange.start_stream(echo.encode("ascii"))
+
+    def prompt_ready(self, prompt: PromptUse) -> None:
+        """Nothing to tell yet."""
 
     def tokens(self, ids: Sequence[int], texts: Sequence[str], reason: FinishReason | None) -> None:
         """Streams tokens, or keeps them for the whole answer."""
@@ -302,7 +320,7 @@ class Answer:
         if not self._ask.stream:
             self._whole(usage)
             return
-        if self._ask.include_usage:
+        if self._ask.include_usage and not self._leave_usage_out:
             counted = json.dumps(self._format_usage(usage), separators=(",", ":"))
             self._exchange.event(f'{self._head}],"usage":{counted}}}'.encode("ascii"))
         self._exchange.event(b"[DONE]")
@@ -314,8 +332,10 @@ class Answer:
         choice |= {"message": {"role": "assistant", "content": text}} if self._ask.chat else {"text": text}
         if self._ask.return_token_ids:
             choice["token_ids"] = self._ids
-        body = f'{self._head}{json.dumps(choice)}],"usage":{json.dumps(self._format_usage(usage))}}}'
-        self._exchange.send(200, body.encode("ascii"), headers=(("x-request-id", self._ask.generation.request_id),))
+        counted = "" if self._leave_usage_out else f',"usage":{json.dumps(self._format_usage(usage))}'
+        body = f"{self._head}{json.dumps(choice)}]{counted}}}"
+        echo = () if self._request_id is None else (("x-request-id", self._request_id),)
+        self._exchange.send(200, body.encode("ascii"), headers=echo)
 
     def failed(self, error: ApiError) -> None:
         """An error as status, or as event if the stream has begun."""
@@ -329,7 +349,7 @@ class Answer:
             send_error(self._exchange, error)
 
 
-def send_error(exchange: Exchange, error: ApiError, *, headers: Sequence[tuple[str, str]] = ()) -> None:
+def send_error(exchange: Outlet, error: ApiError, *, headers: Sequence[tuple[str, str]] = ()) -> None:
     """The error as a response."""
     if error.retry_after_s is not None:
         headers = (*headers, ("retry-after", str(error.retry_after_s)))

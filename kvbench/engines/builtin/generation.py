@@ -46,18 +46,34 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Tokens of one request, and where its prompt came from: `cached_tokens_by_tier` sums to `cached_tokens`."""
+class PromptUse:
+    """Where a prompt's KV came from: `cached_tokens_by_tier` sums to `cached_tokens`, nearest tier first.
+
+    `queue_s` passed before its first step, `prefill_s` in its steps, waiting for loads included.
+    """
 
     prompt_tokens: int
-    completion_tokens: int
     cached_tokens: int = 0
     cached_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
     loaded_bytes: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt: PromptUse
+    completion_tokens: int
 
 
 class Listener(Protocol):
     """Who waits for a generation. Every method is called on the event loop; after `finished` or `failed`, none is."""
+
+    def prompt_ready(self, prompt: PromptUse) -> None:
+        """The prompt is done; its first token follows."""
+        ...
 
     def tokens(self, ids: Sequence[int], texts: Sequence[str], reason: FinishReason | None) -> None:
         """New tokens with the text that each completes; a text may be empty. With a reason they are the last."""
@@ -99,8 +115,8 @@ class TierCounts:
     """Everything one tier has done since the start, and what it holds."""
 
     name: str
-    hits: int = 0
-    queries: int = 0
+    query_blocks: int = 0
+    hit_blocks: int = 0
     load_blocks: int = 0
     load_bytes: int = 0
     load_s: float = 0.0
@@ -108,9 +124,11 @@ class TierCounts:
     store_bytes: int = 0
     store_s: float = 0.0
     evicted: int = 0
+    dropped: int = 0
     timeouts: int = 0
     corrupt: int = 0
     failures: int = 0
+    pending: int = 0
     blocks: int = 0
     used_bytes: int = 0
     capacity_bytes: int | None = None
@@ -128,6 +146,23 @@ class ServedModel:
     block_bytes: int
     architecture: str
     num_parameters: int
+    kv_bytes_per_token_by_kind: Mapping[str, int] = field(default_factory=dict)
+    state_bytes: int = 0
+    dtype: str = ""
+    device: str = ""
+    weights: str = ""
+
+
+class TextStream(Protocol):
+    """Turns ids into text as they come; the pieces joined are the text of all ids."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that is certain after these ids."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back."""
+        ...
 
 
 class Tokenizer(Protocol):
@@ -138,7 +173,11 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; a character that is not complete comes as U+FFFD."""
+        """The text of ids."""
+        ...
+
+    def stream(self) -> TextStream:
+        """A decoder for one growing output."""
         ...
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:

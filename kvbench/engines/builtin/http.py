@@ -8,7 +8,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import parse_qsl
 
 from kvbench.core.units import KIB, MIB
@@ -172,6 +172,31 @@ class Exchange:
             self.on_disconnect()
 
 
+class Outlet(Protocol):
+    """Where an answer goes: an exchange, or one that spoils it."""
+
+    @property
+    def streaming(self) -> bool: ...
+
+    def send(
+        self, status: int, body: bytes, *, content_type: str = _JSON, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """A whole response."""
+        ...
+
+    def start_stream(self, headers: bytes = b"") -> None:
+        """The head of a stream."""
+        ...
+
+    def event(self, data: bytes) -> None:
+        """One event."""
+        ...
+
+    def end_stream(self) -> None:
+        """The end of the stream."""
+        ...
+
+
 Handler = Callable[[Exchange], None]
 
 
@@ -247,6 +272,7 @@ class HttpConnection(asyncio.Protocol):
     """One client: parses what it sends, answers its requests one after the other, keeps it within the limits."""
 
     __slots__ = (
+        "_behind_another",
         "_body",
         "_body_bytes",
         "_closing",
@@ -274,6 +300,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[Request | bytes] = deque()  # bytes: the refusal that ends the connection
         self._closing = False
         self._paused = False
+        self._behind_another = False  # whether these bytes began with another request
         self._rejected = False
         self.deadline: float | None = None
         self._reset_request()
@@ -320,6 +347,7 @@ class HttpConnection(asyncio.Protocol):
             return
         while data:
             rest = b""
+            self._behind_another = False
             try:
                 self._parser.feed_data(data)
             except self._server.upgrade as upgrade:  # we speak only HTTP/1.1: the request counts, the offer does not
@@ -329,10 +357,11 @@ class HttpConnection(asyncio.Protocol):
                 if isinstance(error, self._server.callback_error):
                     raise  # a bug of ours, not the client's
                 self._refuse(400, "this is not a request in HTTP/1.1")
+                break
             if self._in_request and self._in_head:  # llhttp hands over whole headers only
-                self._unfinished_head_bytes += len(data)
+                self._unfinished_head_bytes += 0 if self._behind_another else len(data)
                 self._check_head(self._unfinished_head_bytes)
-            data = b"" if self._rejected else rest
+            data = rest
         if self._current is None and self._waiting:
             self._next()
 
@@ -394,6 +423,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """A whole request: answered now, or after those before it."""
         self._in_request = False
+        self._behind_another = True
         if self._rejected:
             return
         parser = self._parser

@@ -3,10 +3,10 @@
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, TypeVar
 
-from kvbench.engines.builtin.generation import ApiError, FinishReason, Listener, Usage
+from kvbench.engines.builtin.generation import ApiError, FinishReason, Listener, PromptUse, Usage
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -77,61 +77,108 @@ def _escaped(text: str, *, quotes: bool = False) -> str:
     return escaped.replace('"', '\\"') if quotes else escaped
 
 
-@dataclass(slots=True, kw_only=True)
-class Counters:
-    """Everything the server counts about requests. Which tier gave a prompt token is counted when a request ends."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """The bounds of the histograms, in seconds."""
 
-    ttft: Histogram
-    itl: Histogram
-    e2e: Histogram
-    queue: Histogram
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_by_source: dict[str, int] = field(default_factory=dict)
-    cached_tokens: int = 0
-    loaded_bytes: int = 0
-    requests: dict[str, int] = field(default_factory=dict)
-    responses: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    ttft: tuple[float, ...]
+    itl: tuple[float, ...]
+    e2e: tuple[float, ...]
+    queue: tuple[float, ...]
+
+
+class Counters:
+    """Everything the server counts about requests.
+
+    A prompt counts when its first token is there. Its source is the tier, or `computed`; a request's source is the
+    farthest tier that it needed.
+    """
+
+    def __init__(self, buckets: Buckets) -> None:
+        self.ttft = Histogram(buckets.ttft)
+        self.itl = Histogram(buckets.itl)
+        self.e2e = Histogram(buckets.e2e)
+        self.queue = Histogram(buckets.queue)
+        self.ttft_by_source: dict[str, Histogram] = {}
+        self.prompts = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.loaded_bytes = 0
+        self.prompt_tokens_by_source: dict[str, int] = {}
+        self.prefill_s_by_source: dict[str, float] = {}
+        self.prefill_computed_by_source: dict[str, int] = {}
+        self.requests: dict[str, int] = {}
+        self.rejected = 0
 
     def request_ended(self, result: str) -> None:
         """Counts a request as stop, length, abort or error."""
         self.requests[result] = self.requests.get(result, 0) + 1
 
-    def used(self, usage: Usage) -> None:
-        """Counts the tokens of a request."""
-        self.prompt_tokens += usage.prompt_tokens
-        self.completion_tokens += usage.completion_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.loaded_bytes += usage.loaded_bytes
-        sources = self.prompt_tokens_by_source
-        sources["computed"] = sources.get("computed", 0) + usage.prompt_tokens - usage.cached_tokens
-        for tier, tokens in usage.cached_tokens_by_tier.items():
-            sources[tier] = sources.get(tier, 0) + tokens
+    def prompt_done(self, prompt: PromptUse, ttft_s: float) -> None:
+        """Counts the tokens of a prompt and what they cost."""
+        computed = prompt.prompt_tokens - prompt.cached_tokens
+        self.prompts += 1
+        self.prompt_tokens += prompt.prompt_tokens
+        self.cached_tokens += prompt.cached_tokens
+        self.loaded_bytes += prompt.loaded_bytes
+        self.ttft.observe(ttft_s)
+        self.queue.observe(prompt.queue_s)
+        _add(self.prompt_tokens_by_source, "computed", computed)
+        farthest = "computed"
+        for tier, tokens in prompt.cached_tokens_by_tier.items():
+            _add(self.prompt_tokens_by_source, tier, tokens)
+            farthest = tier if tokens else farthest
+        if farthest not in self.ttft_by_source:
+            self.ttft_by_source[farthest] = Histogram(self.ttft.bounds)
+        self.ttft_by_source[farthest].observe(ttft_s)
+        _add(self.prefill_s_by_source, farthest, prompt.prefill_s)
+        _add(self.prefill_computed_by_source, farthest, computed)
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _add(sums: dict[str, _Number], key: str, value: _Number) -> None:
+    sums[key] = sums[key] + value if key in sums else value
 
 
 class Observed:
     """A listener that counts and times what passes through it."""
 
-    __slots__ = ("_counters", "_inner", "_last", "_reason", "_start", "on_over", "over")
+    __slots__ = ("_counters", "_inner", "_last", "_prompt", "_reason", "_start", "on_over", "over")
 
     def __init__(self, inner: Listener, counters: Counters) -> None:
         self._inner = inner
         self._counters = counters
         self._start = time.monotonic()
         self._last = 0.0
+        self._prompt: PromptUse | None = None
         self._reason = "stop"
         self.over = False
         self.on_over: Callable[[], None] | None = None
 
+    def prompt_ready(self, prompt: PromptUse) -> None:
+        """Kept until the first token, which times it."""
+        if self.over:
+            return
+        self._prompt = prompt
+        self._inner.prompt_ready(prompt)
+
     def tokens(self, ids: Sequence[int], texts: Sequence[str], reason: FinishReason | None) -> None:
         """Times the tokens: those that come together share their time."""
+        if self.over:
+            return
         now = time.monotonic()
+        count, counters = len(ids), self._counters
+        counters.completion_tokens += count
         if not self._last:
-            self._counters.ttft.observe(now - self._start)
-            if len(ids) > 1:
-                self._counters.itl.observe(0.0, len(ids) - 1)
-        elif ids:
-            self._counters.itl.observe((now - self._last) / len(ids), len(ids))
+            if self._prompt is not None:
+                counters.prompt_done(self._prompt, now - self._start)
+            if count > 1:
+                counters.itl.observe(0.0, count - 1)
+        elif count:
+            counters.itl.observe((now - self._last) / count, count)
         self._last = now
         if reason is not None:
             self._reason = reason
@@ -139,29 +186,40 @@ class Observed:
 
     def finished(self, usage: Usage) -> None:
         """Counts the request as done."""
-        self.over = True
+        if self.over:
+            return
         self._counters.e2e.observe(time.monotonic() - self._start)
-        self._counters.request_ended(self._reason)
-        self._counters.used(usage)
         self._inner.finished(usage)
-        if self.on_over is not None:
-            self.on_over()
+        self._end(self._reason)
 
     def failed(self, error: ApiError) -> None:
         """Counts the request as failed."""
         if self.over:
             return
-        self.over = True
-        self._counters.request_ended("error")
         self._inner.failed(error)
-        if self.on_over is not None:
-            self.on_over()
+        self._end("error")
 
     def aborted(self) -> None:
         """The client has gone."""
         if not self.over:
-            self.over = True
-            self._counters.request_ended("abort")
+            self._end("abort")
+
+    def _end(self, result: str) -> None:
+        self.over = True
+        self._counters.request_ended(result)
+        if self.on_over is not None:
+            self.on_over()
+
+
+def tier_tokens(counters: Counters, tiers: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Per tier, nearest first: prompt tokens that no nearer tier had, and those that it had."""
+    queries: dict[str, int] = {}
+    hits = {tier: counters.prompt_tokens_by_source.get(tier, 0) for tier in tiers}
+    left = counters.prompt_tokens
+    for tier in tiers:
+        queries[tier] = left
+        left -= hits[tier]
+    return queries, hits
 
 
 def labelled(values: Mapping[str, float], name: str) -> tuple[tuple[Labels, float], ...]:

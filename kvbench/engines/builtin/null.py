@@ -1,5 +1,6 @@
 """An engine that computes nothing: it answers at once, or after delays that were asked for. It measures clients."""
 
+import codecs
 import time
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +10,7 @@ from kvbench.engines.builtin.generation import (
     Cleared,
     Generation,
     Listener,
+    PromptUse,
     ServedModel,
     TierCounts,
     TierSetting,
@@ -40,9 +42,28 @@ class Utf8Tokenizer:
         """The text of the bytes among the ids."""
         return bytes(token for token in ids if token < 256).decode("utf-8", "replace")
 
+    def stream(self) -> "Utf8Stream":
+        """Holds back bytes of an unfinished character."""
+        return Utf8Stream()
+
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """One line per message."""
         return self.encode("".join(f"{message['role']}: {message['content']}\n" for message in messages))
+
+
+class Utf8Stream:
+    """Bytes to characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The characters that are complete."""
+        return self._decoder.decode(bytes(token for token in ids if token < 256))
+
+    def finish(self) -> str:
+        """U+FFFD for an unfinished character."""
+        return self._decoder.decode(b"", final=True)
 
 
 class NullEngine:
@@ -60,6 +81,7 @@ class NullEngine:
         """Answers now, or puts the first token on the clock."""
         if not self._ttft_ns and not self._itl_ns:
             ids = range(generation.max_tokens)
+            listener.prompt_ready(_prompt(generation))
             listener.tokens(ids, [_TEXTS[number & 255] for number in ids], "length")
             listener.finished(_usage(generation))
             return _nothing
@@ -121,6 +143,8 @@ class _Timed:
         if listener is None:
             return
         number = self._count
+        if not number:
+            listener.prompt_ready(_prompt(self._generation))
         self._count += 1
         last = self._count == self._generation.max_tokens
         listener.tokens((number,), (_TEXTS[number & 255],), "length" if last else None)
@@ -136,8 +160,12 @@ class _Timed:
         self.running.discard(self)
 
 
+def _prompt(generation: Generation) -> PromptUse:
+    return PromptUse(prompt_tokens=len(generation.prompt_ids))
+
+
 def _usage(generation: Generation) -> Usage:
-    return Usage(prompt_tokens=len(generation.prompt_ids), completion_tokens=generation.max_tokens)
+    return Usage(prompt=_prompt(generation), completion_tokens=generation.max_tokens)
 
 
 def _nothing() -> None: ...

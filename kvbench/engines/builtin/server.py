@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +17,16 @@ from urllib.parse import unquote
 
 from kvbench import __version__
 from kvbench.core.errors import KvbenchError, UsageError
-from kvbench.engines.builtin.api import Answer, parse_ask, parse_object, request_id, send_error
-from kvbench.engines.builtin.dialects import Dialect, dialect_named
-from kvbench.engines.builtin.generation import ApiError, Cleared, Engine
+from kvbench.engines.builtin.api import Answer, FormatUsage, parse_ask, parse_object, request_id, send_error
+from kvbench.engines.builtin.dialect_native import Native
+from kvbench.engines.builtin.dialects import Dialect, dialect_named, reset_trap
+from kvbench.engines.builtin.faults import Faults, FaultyExchange, refuse
+from kvbench.engines.builtin.generation import ApiError, Cancel, Cleared, Engine
 from kvbench.engines.builtin.http import Exchange, HttpLimits, HttpServer, http_server
-from kvbench.engines.builtin.metrics import Counters, Histogram, Observed, exposition
+from kvbench.engines.builtin.metrics import Counters, Observed, exposition
 
 Route = Callable[[Exchange], None]
+_DRAIN_S = 10.0  # for stores that are on their way when the server ends; a tier that hangs gets no more
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -36,6 +39,7 @@ class ServerSettings:
     ready_file: Path | None = None
     dialect: str = "native"
     traps: tuple[str, ...] = ()
+    faults: Faults | None = None
     grace_s: float = 5.0
     quiet: bool = False
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -48,21 +52,17 @@ class Server:
         self.engine = engine
         self.dialect = dialect
         self.started_s = time.time()
-        buckets = dialect.buckets
-        self.counters = Counters(
-            ttft=Histogram(buckets.ttft),
-            itl=Histogram(buckets.itl),
-            e2e=Histogram(buckets.e2e),
-            queue=Histogram(buckets.queue),
-        )
+        self.counters = Counters(dialect.buckets)
         self.draining = False
         self._settings = settings
         self._number = 0
         self._prefix = os.urandom(6).hex()
-        self._open: dict[Answer, Observed] = {}
+        self._open: dict[Observed, Cancel] = {}
         self._control = ThreadPoolExecutor(1, "kvbench-control")
         self._loop = asyncio.get_running_loop()
         self._http: HttpServer | None = None
+        self._faults = settings.faults or Faults()
+        self._reset_trap = reset_trap(settings.traps) or self._faults.reset
         self._routes: dict[str, dict[str, Route]] = {
             "/v1/completions": {"POST": partial(self._generate, chat=False)},
             "/v1/chat/completions": {"POST": partial(self._generate, chat=True)},
@@ -70,12 +70,22 @@ class Server:
             "/health": {"GET": self._health},
             "/metrics": {"GET": self._metrics},
             "/version": {"GET": self._version},
+        }
+        own: dict[str, dict[str, Route]] = {
             "/server_info": {"GET": self._server_info},
             "/tiers": {"GET": self._tiers, "POST": self._set_tiers},
             "/cache/clear": {"POST": self._clear},
             "/drain": {"POST": self._drain},
         }
+        if dialect.own_routes:
+            self._routes |= own
         self._routes |= dialect.routes(self)
+        # What is behind another engine's face, for a test that wants to know the truth.
+        self._routes |= {f"/kvbench{path}": methods for path, methods in own.items()}
+        self._routes["/kvbench/metrics"] = {"GET": partial(self._metrics, dialect=Native())}
+        if self._reset_trap == "missing":
+            for path in ("/reset_prefix_cache", "/flush_cache", "/hicache/storage-backend/clear", "/cache/clear"):
+                self._routes.pop(path, None)
 
     # HTTP
 
@@ -107,12 +117,16 @@ class Server:
             route(exchange)
         except ApiError as error:
             send_error(exchange, error)
+        except UsageError as error:
+            send_error(exchange, ApiError(str(error)))
 
     def _generate(self, exchange: Exchange, *, chat: bool) -> None:
         if self.draining:
             raise ApiError("this server is shutting down", status=503, kind="service_unavailable", retry_after_s=5)
         engine, dialect = self.engine, self.dialect
+        fault = self._faults.of(self._number)
         self._number += 1
+        refuse(fault)
         ask = parse_ask(
             exchange.request.body,
             chat=chat,
@@ -120,17 +134,31 @@ class Server:
             model=engine.model,
             tokenizer=engine.tokenizer,
         )
+        kind = None if fault is None else fault.fault
         answer = Answer(
-            exchange, ask, model=engine.model.name, format_usage=dialect.format_usage, null_usage=dialect.null_usage
+            exchange if fault is None else FaultyExchange(exchange, fault, self._loop),
+            ask,
+            model=engine.model.name,
+            format_usage=_without_details(dialect.format_usage)
+            if kind == "null-cached-tokens"
+            else dialect.format_usage,
+            null_usage=dialect.null_usage,
+            tokens_per_event=2 if kind == "two-tokens" else dialect.tokens_per_event,
+            echo_request_id=dialect.echo_request_id,
+            leave_usage_out=kind == "missing-usage",
         )
         watched = Observed(answer, self.counters)
-        cancel = engine.submit(ask.generation, watched)
-        if exchange.done:
+        try:
+            cancel = engine.submit(ask.generation, watched)
+        except ApiError as error:
+            self.counters.rejected += error.status == 429
+            raise
+        if watched.over:
             return
-        self._open[answer] = watched
+        self._open[watched] = cancel
 
         def over(gone: bool) -> None:
-            self._open.pop(answer, None)
+            self._open.pop(watched, None)
             if gone:
                 cancel()
                 watched.aborted()
@@ -145,7 +173,7 @@ class Server:
             "id": model.name,
             "object": "model",
             "created": int(self.started_s),
-            "owned_by": "kvbench",
+            "owned_by": self.dialect.owner,
             "max_model_len": model.max_context_tokens,
         }
         send_json(exchange, {"object": "list", "data": [entry]})
@@ -158,8 +186,8 @@ class Server:
     def _version(self, exchange: Exchange) -> None:
         send_json(exchange, {"version": self.dialect.version or __version__})
 
-    def _metrics(self, exchange: Exchange) -> None:
-        text = exposition(self.dialect.families(self))
+    def _metrics(self, exchange: Exchange, dialect: Dialect | None = None) -> None:
+        text = exposition((dialect or self.dialect).families(self))
         exchange.send(200, text.encode(), content_type=_METRICS_TYPE)
 
     def _server_info(self, exchange: Exchange) -> None:
@@ -173,11 +201,16 @@ class Server:
                 "traps": list(self._settings.traps),
                 "model": model.name,
                 "architecture": model.architecture,
+                "weights": model.weights,
+                "device": model.device,
+                "dtype": model.dtype,
                 "num_parameters": model.num_parameters,
                 "vocab_size": model.vocab_size,
                 "max_context_tokens": model.max_context_tokens,
                 "page_tokens": model.page_tokens,
                 "kv_bytes_per_token": model.kv_bytes_per_token,
+                "kv_bytes_per_token_by_kind": dict(model.kv_bytes_per_token_by_kind),
+                "state_bytes": model.state_bytes,
                 "block_bytes": model.block_bytes,
                 "tiers": self.tier_settings(),
             },
@@ -234,17 +267,49 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is running or waiting."""
-        return bool(self.engine.num_running or self.engine.num_waiting)
+        """Whether a request is running or waiting, or a reset is told to say so."""
+        return self._reset_trap == "refused" or bool(self.engine.num_running or self.engine.num_waiting)
 
-    def clear_then(self, tiers: list[str] | None, answer: Callable[[dict[str, Cleared]], None]) -> None:
+    def when_idle(self, timeout_s: float, answer: Callable[[bool], None]) -> None:
+        """Says whether nothing runs any more, at once if so and after `timeout_s` at the latest."""
+        deadline = self._loop.time() + timeout_s
+
+        def look() -> None:
+            if not self.busy or self._loop.time() >= deadline:
+                answer(not self.busy)
+            else:
+                self._loop.call_later(0.02, look)
+
+        look()
+
+    def clear_then(self, tiers: Sequence[str] | None, answer: Callable[[dict[str, Cleared]], None]) -> None:
         """Waits for pending stores, which would come back otherwise, clears on a thread, then answers."""
 
         def work() -> dict[str, Cleared]:
+            if self._reset_trap == "lies":
+                asked = [count for count in self.engine.counts() if tiers is None or count.name in tiers]
+                return {count.name: Cleared(blocks=count.blocks, bytes=count.used_bytes) for count in asked}
             self.engine.drain(self._settings.grace_s)
             return self.engine.clear(tiers)
 
         self.on_thread(work, answer)
+
+    def reset_in_our_words(self, exchange: Exchange) -> None:
+        """vLLM's reset: L1 alone, or every tier with `reset_external=true`; and what was really cleared."""  # noqa: D403
+        if self.busy:
+            send_json(exchange, {"success": False, "message": "requests are running; try again when they are done"})
+            return
+        everything = exchange.request.query().get("reset_external", "").lower() in ("true", "1")
+        nearest = [tier.name for tier in self.engine.tiers() if tier.name == "hbm"]
+
+        def answer(cleared: dict[str, Cleared]) -> None:
+            send_json(exchange, {"success": True, "cleared": cleared_json(cleared)})
+
+        self.clear_then(None if everything else nearest, answer)
+
+    def send_json(self, exchange: Exchange, value: object) -> None:
+        """A JSON response."""
+        send_json(exchange, value)
 
     def on_thread(self, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """Runs `work` off the loop and answers with what it returns."""
@@ -268,19 +333,25 @@ class Server:
         deadline = time.monotonic() + grace_s
         while self._open and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        cut = list(self._open.values())
-        for watched in cut:
+        cut = dict(self._open)
+        for watched, cancel in cut.items():
+            cancel()
             watched.failed(ApiError("the server was stopped", status=503, kind="service_unavailable"))
         await asyncio.sleep(0.05 if cut else 0)
         return len(cut)
 
     async def close(self, grace_s: float) -> None:
         """Ends connections, drains the tiers and closes the engine."""
-        await self._loop.run_in_executor(self._control, partial(self.engine.drain, max(grace_s, 1.0)))
-        await self._loop.run_in_executor(self._control, partial(self.engine.close, max(grace_s, 1.0)))
+        drain_s = max(grace_s, _DRAIN_S)
+        await self._loop.run_in_executor(self._control, partial(self.engine.drain, drain_s))
+        await self._loop.run_in_executor(self._control, partial(self.engine.close, drain_s))
         if self._http is not None:
             self._http.close_connections()
         self._control.shutdown(wait=False, cancel_futures=True)
+
+
+def _without_details(format_usage: FormatUsage) -> FormatUsage:
+    return lambda usage: {**format_usage(usage), "prompt_tokens_details": None}
 
 
 def cleared_json(cleared: dict[str, Cleared]) -> dict[str, dict[str, int]]:
@@ -293,7 +364,8 @@ def send_json(exchange: Exchange, value: object, *, status: int = 200) -> None:
     exchange.send(status, json.dumps(value).encode())
 
 
-MakeEngine = Callable[[asyncio.AbstractEventLoop], Engine]
+MakeEngine = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Engine]
+"""An engine for a loop; the second argument is to be called on the loop if the engine dies."""
 
 
 def serve(make_engine: MakeEngine, settings: ServerSettings) -> None:
@@ -318,7 +390,14 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    engine = make_engine(loop)
+    died = False
+
+    def dead() -> None:
+        nonlocal died
+        died = True
+        stop.set()
+
+    engine = make_engine(loop, dead)
     server = Server(engine, settings, dialect)
     try:
         url = await server.listen()
@@ -335,6 +414,8 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
         await server.close(settings.grace_s)
         if settings.ready_file is not None:
             settings.ready_file.unlink(missing_ok=True)
+    if died:
+        raise KvbenchError("the thread that computes has failed; the traceback above says why")
 
 
 def _say_ready(url: str, model: str, seconds: float, settings: ServerSettings) -> None:

@@ -184,6 +184,7 @@ class _WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            start_new_session=True,  # a signal to our group is for us; a worker stops when we say so, or at our end
         )
         self.finished: list[Finished] = []
         self._taken = 0

@@ -40,11 +40,8 @@ class GdsEngine:
         checked(self._runtime.cudaSetDevice(0), "GPU 0")
         self._device = int(checked(self._runtime.cudaMalloc(num_bytes), "device memory"))
         kinds = self._runtime.cudaMemcpyKind
-        self._to_host = kinds.cudaMemcpyDeviceToHost
-        copied = self._runtime.cudaMemcpy(
-            self._device, address_of(settings.buffer), num_bytes, kinds.cudaMemcpyHostToDevice
-        )
-        checked(copied, "filling device memory")
+        self._to_host, self._to_device = kinds.cudaMemcpyDeviceToHost, kinds.cudaMemcpyHostToDevice
+        self.fill()
         self._before = nvidia_fs_operations(root=root)
         cufile.driver_open()
         descriptor = cufile.Descr()
@@ -84,6 +81,12 @@ class GdsEngine:
         """Copies the device's buffer into the host's."""
         buffer = self._settings.buffer
         checked(self._runtime.cudaMemcpy(address_of(buffer), self._device, len(buffer), self._to_host), "device memory")
+
+    def fill(self) -> None:
+        """Copies the host's buffer into the device's, to be stored from there."""
+        buffer = self._settings.buffer
+        copied = self._runtime.cudaMemcpy(self._device, address_of(buffer), len(buffer), self._to_device)
+        checked(copied, "filling device memory")
 
     def what_ran(self) -> str:
         """Whether nvidia-fs carried the bytes, by its own counters and not by the speed."""

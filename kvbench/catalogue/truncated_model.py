@@ -8,7 +8,7 @@ whatever spells them in the config (`layer_types`, `first_k_dense_replace`, `dec
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +81,8 @@ def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int, dtype
     config = _text_config(hf_config)
     with torch.device("meta"):
         model, attention = _base_model(config, getattr(torch, dtype))
+    layers, kinds = _shortened(model, layers_per_kind)
     config = model.config
-    parent, name = _layer_list(model, config)
-    all_layers = list(getattr(parent, name))
-    kinds = _kinds(all_layers, config, layers_per_kind)
-    kept = sorted(index for kind in kinds for index in kind.kept_indices)
-    layers = tuple(all_layers[index] for index in kept)
-    setattr(parent, name, torch.nn.ModuleList(layers))
-    _renumber(layers, kept)
-    configs = {id(part.config): part.config for part in model.modules() if getattr(part, "config", None) is not None}
-    for part_config in configs.values():
-        _shorten(part_config, kept, len(all_layers))
     return TruncatedModel(
         module=model.eval(),
         layers=layers,
@@ -106,6 +97,38 @@ def truncated_model(hf_config: Mapping[str, Any], *, layers_per_kind: int, dtype
         score_heads=(_setting(config, "num_attention_heads", "n_head", otherwise=1) if attention == "eager" else 1)
         + _setting(config, "index_n_heads", otherwise=0),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalModel:
+    """A language model with its LM head on the meta device, perhaps shortened; `layers` are its decoder layers."""
+
+    module: "torch.nn.Module"
+    layers: "tuple[torch.nn.Module, ...]"
+    config: Any
+    attention: str
+
+
+def causal_model(hf_config: Mapping[str, Any], *, layers_per_kind: int | None, dtype: str) -> CausalModel:
+    """The language model of a Hugging Face config, of all its layers or of `layers_per_kind` of each kind."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError("torch", "torch", "running a model") from error
+    config = _text_config(hf_config)
+    with torch.device("meta"):
+        model, attention = _built(config, getattr(torch, dtype), ("AutoModelForCausalLM",))
+    if layers_per_kind is None:
+        layers = decoder_layers(model)
+    else:
+        layers, _ = _shortened(model, layers_per_kind)
+    return CausalModel(module=model.eval(), layers=layers, config=model.config, attention=attention)
+
+
+def decoder_layers(model: Any) -> "tuple[torch.nn.Module, ...]":
+    """The decoder layers of a built model, in order."""
+    parent, name = _layer_list(model, model.config)
+    return tuple(getattr(parent, name))
 
 
 def materialize(model: TruncatedModel, *, device: str, seed: int = 0) -> None:
@@ -186,18 +209,43 @@ def _weight_bytes(module: Any) -> int:
 
 
 def _base_model(config: Any, dtype: "torch.dtype") -> tuple[Any, str]:
-    from transformers import AutoModel, AutoModelForCausalLM
+    model, attention = _built(config, dtype, ("AutoModel", "AutoModelForCausalLM"))
+    return model.base_model, attention
+
+
+def _built(config: Any, dtype: "torch.dtype", families: Sequence[str]) -> tuple[Any, str]:
+    import transformers
 
     reason: Exception | None = None
     for attention in ("sdpa", "eager"):
-        for family in (AutoModel, AutoModelForCausalLM):
+        for family in families:
             try:
-                model = family.from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype)
+                model = getattr(transformers, family).from_config(
+                    copy.deepcopy(config), attn_implementation=attention, dtype=dtype
+                )
             except _BUILD_ERRORS as error:
                 reason = reason or error
                 continue
-            return model.base_model, attention
+            return model, attention
     raise CannotBuildError(f"transformers cannot build {config.model_type!r}: {_first_line(reason)}") from reason
+
+
+def _shortened(model: Any, layers_per_kind: int) -> "tuple[tuple[torch.nn.Module, ...], tuple[LayerKind, ...]]":
+    """Take all but some layers of each kind out of a model on the meta device; what stays, and the kinds there were."""
+    import torch
+
+    config = model.config
+    parent, name = _layer_list(model, config)
+    all_layers = list(getattr(parent, name))
+    kinds = _kinds(all_layers, config, layers_per_kind)
+    kept = sorted(index for kind in kinds for index in kind.kept_indices)
+    layers = tuple(all_layers[index] for index in kept)
+    setattr(parent, name, torch.nn.ModuleList(layers))
+    _renumber(layers, kept)
+    configs = {id(part.config): part.config for part in model.modules() if getattr(part, "config", None) is not None}
+    for part_config in configs.values():
+        _shorten(part_config, kept, len(all_layers))
+    return layers, kinds
 
 
 def _layer_list(model: Any, config: Any) -> tuple[Any, str]:

@@ -1,0 +1,373 @@
+"""An open file of slots: what lies in which, in what order bytes and headers are written, and what is checked."""
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.core.block_key import BlockKey
+from kvbench.core.units import MIB
+from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, Wanted
+from kvbench.tiers.counters import unfit, wrong_buffer
+from kvbench.tiers.file.directory import OpenFile
+from kvbench.tiers.file.lanes import Lanes, LaneSettings, Move, OpenEngine, refusal_of
+from kvbench.tiers.file.layout import (
+    FREE_HEADER,
+    HEADER_BYTES,
+    PAGE_BYTES,
+    SLOTS_PER_GROUP,
+    Geometry,
+    Header,
+    read_header,
+)
+from kvbench.tiers.file.sync import Sync
+
+_GROWTH_BYTES = 64 * MIB
+_FULL = Outcome("full", "no room; evict blocks and try again")
+_LATE = Outcome("timeout", "the disk was too slow")
+
+
+class Deadline:
+    """What a caller without a time limit allows: everything."""
+
+    def deliver(self, copy: Callable[[], None]) -> bool:
+        """Runs a copy into the caller's buffer, unless the caller has given up."""
+        copy()
+        return True
+
+    def still_wanted(self) -> bool:
+        """Whether the caller still waits."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentSettings:
+    """How a file is used. `capacity_slots=None`: as many as the disk has room for."""
+
+    io: str
+    open_engine: OpenEngine
+    depth: int
+    block_bytes: int
+    capacity_slots: int | None
+    sync: Sync
+    staged_loads: bool
+
+
+class _Held:
+    """A block of the index. Its slot is free again once it is gone from the index and nobody uses it."""
+
+    __slots__ = ("crc32c", "gone", "num_bytes", "slot", "users")
+
+    def __init__(self, slot: int, num_bytes: int, crc32c: int) -> None:
+        self.slot, self.num_bytes, self.crc32c, self.users, self.gone = slot, num_bytes, crc32c, 0, False
+
+
+class Extent:
+    """The blocks of one file, from opening to losing or closing it.
+
+    A store writes the bytes, then the header, then syncs if it must, then acknowledges: a header never names bytes that
+    are not there yet. A slot is free for other blocks only after its header was cleared, and with durability on that is
+    synced first. Whatever goes wrong between, a load checks the bytes against the checksum in the header.
+    """
+
+    def __init__(self, file: OpenFile, settings: ExtentSettings) -> None:
+        self.file, self._settings = file, settings
+        self._geometry = Geometry(file.superblock.slot_bytes)
+        self._lock = threading.Lock()  # the index and the free slots
+        self._pages_lock = threading.Lock()  # pages of headers, in memory and in the file
+        self._pages: dict[int, bytearray] = {}
+        self._index: dict[BlockKey, _Held] = {}
+        self._free: list[int] = []
+        self._num_slots = self._sequence = self.damaged = 0
+        self._cleared_unsynced = False
+        self._lanes: dict[str, Lanes] = {}
+        self._recover()
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._geometry.slot_bytes
+
+    @property
+    def blocks(self) -> int:
+        return len(self._index)
+
+    def _recover(self) -> None:
+        """Reads every header. Those that cannot be right are cleared and counted as damaged."""
+        self._num_slots = self._geometry.slots_in(os.fstat(self.file.descriptor).st_size)
+        latest: dict[BlockKey, Header] = {}
+        unusable: list[int] = []
+        for group in range(-(-self._num_slots // SLOTS_PER_GROUP)):
+            page = self._read_page(group)
+            self._pages[group] = page
+            for slot in range(group * SLOTS_PER_GROUP, min((group + 1) * SLOTS_PER_GROUP, self._num_slots)):
+                at = slot % SLOTS_PER_GROUP * HEADER_BYTES
+                found = read_header(
+                    bytes(page[at : at + HEADER_BYTES]),
+                    slot=slot,
+                    tier_id=self.file.superblock.tier_id,
+                    slot_bytes=self.slot_bytes,
+                )
+                if isinstance(found, Header):
+                    other = latest.get(found.key)
+                    if other is None or other.sequence < found.sequence:
+                        latest[found.key] = found
+                        found = other
+                    if found is not None:
+                        unusable.append(found.slot)
+                elif found is not None:
+                    self.damaged += 1
+                    unusable.append(slot)
+        for header in latest.values():
+            self._index[header.key] = _Held(header.slot, header.num_bytes, header.crc32c)
+            self._sequence = max(self._sequence, header.sequence)
+        self._clear(unusable)
+        taken = {held.slot for held in self._index.values()}
+        self._free = [slot for slot in reversed(range(self._num_slots)) if slot not in taken]
+
+    def _read_page(self, group: int) -> bytearray:
+        try:
+            page = os.pread(self.file.descriptor, PAGE_BYTES, self._geometry.page_offset(group))
+        except OSError:  # its blocks are lost; those of other groups are not
+            self.damaged += 1
+            page = b""
+        return bytearray(page.ljust(PAGE_BYTES, b"\0"))
+
+    def store(self, blocks: Sequence[Block], deadline: Deadline) -> list[Outcome]:
+        """Bytes, headers, sync, and only then the index."""
+        outcomes, slots, twins = self._reserve(blocks)
+        headers: dict[int, Header] = {}
+        try:
+            self._sync_cleared()
+            moves = [
+                Move(self._geometry.data_offset(slot), blocks[at].data, blocks[at].crc32c) for at, slot in slots.items()
+            ]
+            moved = self._lanes_for("store").move(moves, self._file_bytes(), deadline.deliver) if moves else []
+            for (at, slot), done in zip(slots.items(), moved, strict=True):
+                outcomes[at] = done.outcome
+                if done.outcome is OK:
+                    headers[at] = self._header(slot, blocks[at], done.crc32c)
+            if headers and not deadline.still_wanted():
+                outcomes.update(dict.fromkeys(headers, _LATE))
+                headers = {}
+            if headers:
+                self._write_headers({header.slot: header.packed(self._tier_id) for header in headers.values()})
+                self._settings.sync.wait(self.file.descriptor)
+        except OSError as error:
+            outcomes.update(dict.fromkeys(slots, refusal_of(error)))
+            self._clear([header.slot for header in headers.values()])
+            headers = {}
+        self._publish(slots, headers, outcomes)
+        for at, first in twins.items():
+            outcomes[at] = EXISTS if outcomes[first].result in ("ok", "exists") else outcomes[first]
+        return [outcomes[at] for at in range(len(blocks))]
+
+    def _reserve(self, blocks: Sequence[Block]) -> tuple[dict[int, Outcome], dict[int, int], dict[int, int]]:
+        """A slot for each block that needs one; a second block of the same key shares the fate of the first."""
+        outcomes: dict[int, Outcome] = {}
+        slots: dict[int, int] = {}
+        twins: dict[int, int] = {}
+        first: dict[BlockKey, int] = {}
+        with self._lock:
+            for at, block in enumerate(blocks):
+                refusal = unfit(block, self._settings.block_bytes)
+                if refusal is not None:
+                    outcomes[at] = refusal
+                elif block.key in self._index:
+                    outcomes[at] = EXISTS
+                elif block.key in first:
+                    twins[at] = first[block.key]
+                else:
+                    first[block.key] = at
+                    slot = self._take_slot()
+                    if isinstance(slot, int):
+                        slots[at] = slot
+                    else:
+                        outcomes[at] = slot
+        return outcomes, slots, twins
+
+    def _take_slot(self) -> int | Outcome:
+        limit = self._settings.capacity_slots
+        if limit is not None and self._num_slots - len(self._free) >= limit:
+            return _FULL
+        if not self._free:
+            try:
+                if not self._grow():
+                    return _FULL
+            except OSError as error:
+                return refusal_of(error)
+        return self._free.pop()
+
+    def _grow(self) -> bool:
+        """More slots at the end of the file, as many as there is room for; False if not even one."""
+        before = self._geometry.end_of(self._num_slots)
+        step = max(_GROWTH_BYTES // self.slot_bytes, 1)
+        if self._settings.capacity_slots is not None:
+            step = min(step, self._settings.capacity_slots - self._num_slots)
+        while step > 0:
+            end = self._geometry.end_of(self._num_slots + step)
+            try:
+                os.posix_fallocate(self.file.descriptor, before, end - before)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                os.ftruncate(self.file.descriptor, max(before, PAGE_BYTES))  # what it had got of it
+                step //= 2
+                continue
+            fresh = range(self._num_slots, self._num_slots + step)
+            self._num_slots += step
+            for group in range(-(-self._num_slots // SLOTS_PER_GROUP)):
+                self._pages.setdefault(group, bytearray(PAGE_BYTES))
+            self._free[:0] = reversed(fresh)
+            return True
+        return False
+
+    def _header(self, slot: int, block: Block, crc32c: int) -> Header:
+        with self._lock:
+            self._sequence += 1
+            return Header(slot, self._sequence, block.key, block.data.nbytes, crc32c)
+
+    def _publish(self, slots: Mapping[int, int], headers: Mapping[int, Header], outcomes: dict[int, Outcome]) -> None:
+        doubles: list[int] = []
+        with self._lock:
+            for at, header in headers.items():
+                if header.key in self._index:  # another thread was first
+                    outcomes[at] = EXISTS
+                    doubles.append(header.slot)
+                else:
+                    self._index[header.key] = _Held(header.slot, header.num_bytes, header.crc32c)
+            self._free.extend(slot for at, slot in slots.items() if at not in headers)
+        if doubles:
+            self._clear(doubles)
+            with self._lock:
+                self._free.extend(doubles)
+
+    def load(self, wanted: Sequence[Wanted], deadline: Deadline) -> list[Outcome]:
+        """Every block is checked; a damaged one is dropped from the index and the file."""
+        outcomes: dict[int, Outcome] = {}
+        held: dict[int, _Held] = {}
+        with self._lock:
+            for at, want in enumerate(wanted):
+                found = self._index.get(want.key)
+                refusal = MISS if found is None else wrong_buffer(want.into, found.num_bytes)
+                if found is not None and refusal is None:
+                    found.users += 1
+                    held[at] = found
+                elif refusal is not None:
+                    outcomes[at] = refusal
+        try:
+            moves = [
+                Move(self._geometry.data_offset(block.slot), wanted[at].into, block.crc32c)
+                for at, block in held.items()
+            ]
+            moved = self._lanes_for("load").move(moves, self._file_bytes(), deadline.deliver) if moves else []
+            for (at, block), done in zip(held.items(), moved, strict=True):
+                outcomes[at] = done.outcome
+                if done.outcome.result == "corrupt":
+                    self._drop(wanted[at].key, block)
+        except OSError as error:
+            outcomes.update(dict.fromkeys(held, refusal_of(error)))
+        finally:
+            self._let_go(held.values())
+        return [outcomes[at] for at in range(len(wanted))]
+
+    def _drop(self, key: BlockKey, block: _Held) -> None:
+        with self._lock:
+            if self._index.get(key) is not block:
+                return
+            del self._index[key]
+            block.gone = True
+        self._clear([block.slot])
+
+    def _let_go(self, blocks: Iterable[_Held]) -> None:
+        with self._lock:
+            for block in blocks:
+                block.users -= 1
+                if block.gone and not block.users:
+                    self._free.append(block.slot)
+
+    def contains(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """By the index."""
+        with self._lock:
+            return [key in self._index for key in keys]
+
+    def evict(self, keys: Sequence[BlockKey]) -> list[bool]:
+        """Clears headers first, and frees slots after that."""
+        gone: list[_Held] = []
+        found = []
+        with self._lock:
+            for key in keys:
+                block = self._index.pop(key, None)
+                found.append(block is not None)
+                if block is not None:
+                    block.gone = True
+                    block.users += 1  # this call's own use, until the header is cleared
+                    gone.append(block)
+        self._clear([block.slot for block in gone])
+        self._let_go(gone)
+        return found
+
+    def entries(self) -> list[Entry]:
+        """What the index has now."""
+        with self._lock:
+            return [Entry(key, block.num_bytes) for key, block in self._index.items()]
+
+    @property
+    def _tier_id(self) -> bytes:
+        return self.file.superblock.tier_id
+
+    def _file_bytes(self) -> int:
+        return self._geometry.end_of(self._num_slots)
+
+    def _lanes_for(self, direction: Literal["load", "store"]) -> Lanes:
+        with self._lock:
+            if direction not in self._lanes:
+                settings = self._settings
+                self._lanes[direction] = Lanes(
+                    direction,
+                    LaneSettings(
+                        io=settings.io,
+                        open_engine=settings.open_engine,
+                        descriptor=self.file.data_descriptor,
+                        direct=self.file.direct,
+                        depth=settings.depth,
+                        slot_bytes=self.slot_bytes,
+                        staged_loads=settings.staged_loads,
+                    ),
+                )
+            return self._lanes[direction]
+
+    def _write_headers(self, headers: Mapping[int, bytes]) -> None:
+        """Sets headers in their pages and writes each page once. A 128-byte header lies within one sector."""
+        with self._pages_lock:
+            for slot, header in headers.items():
+                at = slot % SLOTS_PER_GROUP * HEADER_BYTES
+                self._pages[slot // SLOTS_PER_GROUP][at : at + HEADER_BYTES] = header
+            for group in {slot // SLOTS_PER_GROUP for slot in headers}:
+                os.pwrite(self.file.descriptor, self._pages[group], self._geometry.page_offset(group))
+
+    def _clear(self, slots: Sequence[int]) -> None:
+        """Clears headers. Where the disk refuses, a later write of the page does it, and until then checksums tell."""
+        if not slots:
+            return
+        with contextlib.suppress(OSError):
+            self._write_headers(dict.fromkeys(slots, FREE_HEADER))
+        self._cleared_unsynced = True
+
+    def _sync_cleared(self) -> None:
+        """Before slots are written again: what they held must not come back after a power failure."""
+        if self._settings.sync.durable and self._cleared_unsynced:
+            self._cleared_unsynced = False
+            try:
+                self._settings.sync.wait(self.file.descriptor)
+            except OSError:
+                self._cleared_unsynced = True
+                raise
+
+    def close(self) -> None:
+        """Ends the use of the file; nobody may be using it."""
+        for lanes in self._lanes.values():
+            lanes.close()
+        self.file.close()

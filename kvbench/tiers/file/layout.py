@@ -1,0 +1,130 @@
+"""The bytes of a tier's file: superblock, groups of headers and slots. `docs/tiers.md` has the same as tables."""
+
+import struct
+from dataclasses import dataclass
+
+from kvbench.core.block_key import BlockKey
+from kvbench.core.errors import KvbenchError
+
+PAGE_BYTES = 4096
+SLOTS_PER_GROUP = 32
+HEADER_BYTES = PAGE_BYTES // SLOTS_PER_GROUP
+TIER_ID_BYTES = 16
+LAYOUT_VERSION = 1
+FREE_HEADER = bytes(HEADER_BYTES)
+
+_SUPERBLOCK = struct.Struct("<8sIIQ16s")
+_SUPERBLOCK_MAGIC = b"KVBTIER\0"
+_HEADER = struct.Struct("<4sHHQQ16s32sQI16s24x")
+_HEADER_MAGIC = b"KVBH"
+_USED = 1
+_CHECKSUM = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superblock:
+    """The first page: which tier this file is, and how large its slots are."""
+
+    tier_id: bytes
+    slot_bytes: int
+
+    def packed(self) -> bytes:
+        """The page."""
+        fields = _SUPERBLOCK.pack(_SUPERBLOCK_MAGIC, LAYOUT_VERSION, SLOTS_PER_GROUP, self.slot_bytes, self.tier_id)
+        return (fields + _checksum(fields)).ljust(PAGE_BYTES, b"\0")
+
+
+def read_superblock(page: bytes, *, what: str) -> Superblock:
+    """The superblock of a page, or a refusal that names `what`."""
+    fields = page[: _SUPERBLOCK.size]
+    if len(page) < PAGE_BYTES or page[_SUPERBLOCK.size : _SUPERBLOCK.size + 4] != _checksum(fields):
+        raise KvbenchError(f"{what} does not begin as a tier's file does; move it away to start with an empty tier")
+    magic, version, slots, slot_bytes, tier_id = _SUPERBLOCK.unpack(fields)
+    if (magic, version, slots) != (_SUPERBLOCK_MAGIC, LAYOUT_VERSION, SLOTS_PER_GROUP) or slot_bytes % PAGE_BYTES:
+        raise KvbenchError(
+            f"{what} has layout version {version}, and this kvbench reads {LAYOUT_VERSION}; "
+            "move it away to start with an empty tier"
+        )
+    return Superblock(tier_id=tier_id, slot_bytes=slot_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a slot holds. Of two headers with the same key, the one with the higher sequence is the later."""
+
+    slot: int
+    sequence: int
+    key: BlockKey
+    num_bytes: int
+    crc32c: int
+
+    def packed(self, tier_id: bytes) -> bytes:
+        """The header as it lies in its group's page."""
+        fields = _HEADER.pack(
+            _HEADER_MAGIC,
+            LAYOUT_VERSION,
+            _USED,
+            self.slot,
+            self.sequence,
+            self.key.identity,
+            self.key.prefix,
+            self.num_bytes,
+            self.crc32c,
+            tier_id,
+        )
+        return fields + _checksum(fields)
+
+
+def read_header(data: bytes, *, slot: int, tier_id: bytes, slot_bytes: int) -> Header | str | None:
+    """The header of a slot, None for a free slot, or why these bytes are neither."""
+    if data == FREE_HEADER:
+        return None
+    fields = data[: _HEADER.size]
+    if data[_HEADER.size :] != _checksum(fields):
+        return "its checksum differs"
+    magic, version, state, named, sequence, identity, prefix, num_bytes, crc, owner = _HEADER.unpack(fields)
+    if (magic, version, state) != (_HEADER_MAGIC, LAYOUT_VERSION, _USED) or not 0 < num_bytes <= slot_bytes:
+        return "it is not a header of this version"
+    if (named, owner) != (slot, tier_id):
+        return "it belongs to another slot or file"
+    return Header(slot, sequence, BlockKey(identity, prefix), num_bytes, crc)
+
+
+def _checksum(fields: bytes) -> bytes:
+    from crc32c import crc32c
+
+    return _CHECKSUM.pack(crc32c(fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where slots and their headers lie: a superblock, then groups of one page of headers and 32 slots."""
+
+    slot_bytes: int
+
+    @property
+    def group_bytes(self) -> int:
+        return PAGE_BYTES + SLOTS_PER_GROUP * self.slot_bytes
+
+    def page_offset(self, group: int) -> int:
+        """Where a group's page of headers begins."""
+        return PAGE_BYTES + group * self.group_bytes
+
+    def data_offset(self, slot: int) -> int:
+        """Where a slot's bytes begin; always a multiple of 4 KiB."""
+        group, inside = divmod(slot, SLOTS_PER_GROUP)
+        return self.page_offset(group) + PAGE_BYTES + inside * self.slot_bytes
+
+    def end_of(self, slots: int) -> int:
+        """Bytes of a file that ends with its last slot."""
+        return PAGE_BYTES if slots == 0 else self.data_offset(slots - 1) + self.slot_bytes
+
+    def slots_in(self, file_bytes: int) -> int:
+        """How many whole slots a file of that length has."""
+        groups, rest = divmod(max(file_bytes - PAGE_BYTES, 0), self.group_bytes)
+        return groups * SLOTS_PER_GROUP + max(rest - PAGE_BYTES, 0) // self.slot_bytes
+
+
+def slot_bytes_for(block_bytes: int) -> int:
+    """The slot of a block: whole pages."""
+    return -(-block_bytes // PAGE_BYTES) * PAGE_BYTES

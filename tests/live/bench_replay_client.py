@@ -1,0 +1,161 @@
+"""What the load generator of `kvbench replay` costs, and how late it is, against `kvbench serve --null`; peers by path.
+
+    python tests/live/bench_replay_client.py lateness [--rate 200] [--seconds 60]
+    python tests/live/bench_replay_client.py peak [--tokens 16] [--requests 2000]
+        [--vllm V/bin/vllm] [--guidellm G/bin/guidellm] [--aiperf A/bin/aiperf] [--tokenizer DIR]
+    python tests/live/bench_replay_client.py small        # 50 requests, start-up included: CPU seconds and memory
+
+Peers are run from their own environments. CPU seconds are user and system time of the whole client with its children.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvbench.core.percentiles import percentile
+from kvbench.replay.load.generator import LoadResult, run_load
+from kvbench.replay.load.plan import LoadRequest, WorkerPlan
+
+FIELDS = {"model": "null", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+
+
+@contextmanager
+def null_server(*options: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder) / "url"
+        command = [sys.executable, "-m", "kvbench", "serve", "--null", "--port", "0", "-q", "--ready-file", str(ready)]
+        server = subprocess.Popen([*command, *options])
+        try:
+            deadline = time.monotonic() + 30
+            while not (ready.is_file() and ready.stat().st_size):
+                if time.monotonic() > deadline or server.poll() is not None:
+                    raise SystemExit("the null server did not start")
+                time.sleep(0.02)
+            yield ready.read_text().strip()
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def load(url: str, requests: int, *, rate: float | None, slots: int | None, tokens: int, workers: int) -> LoadResult:
+    host, _, port = url.removeprefix("http://").partition(":")
+    planned = tuple(
+        LoadRequest(
+            index=index, at_s=None if rate is None else index / rate, think_s=0.0, after=(), root=index,
+            prompt=array("I", range(64)), max_tokens=tokens,
+        )
+        for index in range(requests)
+    )  # fmt: skip
+    plan = WorkerPlan(host=host, port=int(port), fields=FIELDS, requests=planned, slots=slots)
+    return run_load(plan, workers=workers)
+
+
+def lateness(rate: float, seconds: float, workers: int) -> None:
+    with null_server("--ttft", "10ms", "--itl", "5ms") as url:
+        found = load(url, round(rate * seconds), rate=rate, slots=None, tokens=16, workers=workers)
+    lags = [abs(one.sent_ns - one.due_ns) * 1e-6 for one in found.finished]
+    ok = sum(one.status == "ok" for one in found.finished)
+    print(
+        f"{rate:g} requests/s for {seconds:g} s: {ok} ok of {len(found.finished)}; send error p50 "
+        f"{percentile(lags, 0.5):.2f} ms, p99 {percentile(lags, 0.99):.2f} ms, max {max(lags):.2f} ms; "
+        f"client {found.cpu_s:.1f} CPU-s ({found.run_cpu_s / found.run_s:.0%} of a CPU), "
+        f"{found.max_rss_bytes / 1e6:.0f} MB; load average {os.getloadavg()[0]:.1f}"
+    )
+
+
+def peak(options: argparse.Namespace) -> None:
+    with null_server() as url:
+        for workers in (1, 2):
+            found = load(url, options.requests, rate=None, slots=32, tokens=options.tokens, workers=workers)
+            ok = sum(one.status == "ok" for one in found.finished)
+            print(
+                f"kvbench, {workers} worker: {ok / found.run_s:.0f} requests/s, {ok / found.run_cpu_s:.0f} per CPU-s "
+                f"of the run, {ok / found.cpu_s:.0f} per CPU-s with start-up"
+            )
+        for name, command in peer_commands(options, url):
+            cpu_s, wall_s, code = timed(command)
+            rate = options.requests / cpu_s if cpu_s else 0.0
+            done = f"{options.requests} requests, exit {code}, {wall_s:.1f} s, {cpu_s:.1f} CPU-s"
+            print(f"{name}: {done}, {rate:.0f} per CPU-s")
+
+
+def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, list[str]]]:
+    n, tokens, tokenizer = str(options.requests), str(options.tokens), options.tokenizer
+    if options.vllm:
+        yield "vllm bench serve", [
+            options.vllm, "bench", "serve", "--backend", "vllm", "--base-url", url, "--endpoint", "/v1/completions",
+            "--model", "null", "--tokenizer", tokenizer, "--dataset-name", "random", "--random-input-len", "64",
+            "--random-output-len", tokens, "--num-prompts", n, "--max-concurrency", "32", "--ignore-eos",
+        ]  # fmt: skip
+    if options.guidellm:
+        data = json.dumps({"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": options.tokens})
+        yield "guidellm", [
+            options.guidellm, "run",
+            "--backend", f"kind=openai_http,target={url},model=null,request_format=/v1/completions",
+            "--profile", "kind=concurrent,streams=32", "--constraint", f"kind=max_requests,count={n}",
+            "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--data", data, "--disable-progress",
+        ]  # fmt: skip
+    if options.aiperf:
+        yield "aiperf", [
+            options.aiperf, "profile", "--model", "null", "--url", url, "--endpoint-type", "completions", "--streaming",
+            "--tokenizer", tokenizer, "--isl", "64", "--isl-stddev", "0", "--osl", tokens, "--osl-stddev", "0",
+            "--extra-inputs", "ignore_eos:true", "--concurrency", "32", "--request-count", n,
+            "--use-server-token-count",
+            "--ui", "none", "--output-artifact-dir", tempfile.mkdtemp(),
+        ]  # fmt: skip
+
+
+def timed(command: Sequence[str]) -> tuple[float, float, int]:
+    """CPU seconds of a child with all its children, wall seconds, exit code."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return cpu_s, time.monotonic() - started, done.returncode
+
+
+def small() -> None:
+    with null_server("--ttft", "20ms", "--itl", "1ms") as url, tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "replay.json")
+        command = [sys.executable, "-m", "kvbench", "replay", "shared-prefix-1024", "--engine", url, "--pairs", "1"]
+        print(shlex.join(command))
+        cpu_s, wall_s, code = timed([*command, "--cache", "as-is", "-q", "--out", out])
+        worker = json.loads(Path(out).read_text())["result"]["runs"][0]["client"]
+    parent = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1000
+    print(
+        f"exit {code}: {cpu_s:.2f} CPU-s, {wall_s:.1f} s; largest process {parent:.0f} MB, "
+        f"worker {worker['max_rss_bytes'] / 1e6:.0f} MB"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["lateness", "peak", "small"])
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=16)
+    for peer in ("vllm", "guidellm", "aiperf", "tokenizer"):
+        parser.add_argument(f"--{peer}", default=os.environ.get(f"KVBENCH_{peer.upper()}"))
+    options = parser.parse_args()
+    if options.what == "lateness":
+        lateness(options.rate, options.seconds, options.workers)
+    elif options.what == "peak":
+        peak(options)
+    else:
+        small()
+
+
+if __name__ == "__main__":
+    main()
