@@ -3,9 +3,12 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.provenance import Warning_
+
+if TYPE_CHECKING:
+    from kvbench.workloads.workload import Workload
 
 Loop = Literal["open", "closed"]
 History = Literal["synthetic", "engine"]
@@ -112,6 +115,8 @@ class RequestPlan:
 
     `loop` is `closed` only where it was asked for; then `concurrency` is the number of slots. `arrival` says in words
     how the times came about. After `duration_s` no session starts; None where the number of requests ends the run.
+    `made_from` is the workload with all that was asked for besides (another rate, scale, seed, …); None for a plan that
+    was put together by hand.
     """
 
     name: str
@@ -124,4 +129,5 @@ class RequestPlan:
     history: History
     reuse: Reuse
     duration_s: float | None = None
+    made_from: "Workload | None" = None
     warnings: tuple[Warning_, ...] = ()

@@ -114,12 +114,21 @@ class Popularity:
         return min(at, len(self._reach) - 1)
 
 
-def parse_distribution(written: object, value: Callable[[object], float]) -> Distribution:
+def parse_distribution(written: object, value: Callable[[object], float], most: float = math.inf) -> Distribution:
     """A distribution as a file spells it; `value` reads one number with its unit. ValueError says what is wrong.
+
+    No draw is above `most`: a value in the file that is gets refused, an open end is cut there.
 
     `512`, `{uniform: [100, 200]}`, `{exponential: {mean: 300, max: 900}}`, `{lognormal: {mean: 300, cv: 1, min: 16,
     max: 4096}}`, `{choice: {512: 0.5, 2048: 0.5}}`, `{mixture: [{weight: 0.7, of: 2s}, {weight: 0.3, of: …}]}`.
     """
+    found = _parsed(written, value, most)
+    if found.most > most:
+        raise ValueError(f"goes up to {found.most:g}, and {most:g} is the most that can be planned")
+    return found
+
+
+def _parsed(written: object, value: Callable[[object], float], most: float) -> Distribution:
     if not isinstance(written, Mapping):
         return Constant(value(written))
     if len(written) != 1:
@@ -128,9 +137,9 @@ def parse_distribution(written: object, value: Callable[[object], float]) -> Dis
     if kind == "uniform":
         return _uniform(settings, value)
     if kind == "exponential":
-        return Exponential(**_numbers(settings, kind, ("mean",), value))
+        return Exponential(**_numbers(settings, kind, ("mean",), value, most))
     if kind == "lognormal":
-        return Lognormal(**_numbers(settings, kind, ("mean", "cv"), value))
+        return Lognormal(**_numbers(settings, kind, ("mean", "cv"), value, most))
     if kind == "choice":
         if not isinstance(settings, Mapping) or not settings:
             raise ValueError("choice maps values to weights, like {choice: {512: 0.5, 2048: 0.5}}")
@@ -138,7 +147,7 @@ def parse_distribution(written: object, value: Callable[[object], float]) -> Dis
             tuple(_weight(weight) for weight in settings.values()), tuple(Constant(value(one)) for one in settings)
         )
     if kind == "mixture":
-        return _mixture(settings, value)
+        return _mixture(settings, value, most)
     raise ValueError(f"unknown distribution {kind!r}{_hint(str(kind), KINDS)}; there are {', '.join(KINDS)}")
 
 
@@ -152,7 +161,7 @@ def _uniform(settings: object, value: Callable[[object], float]) -> Uniform:
 
 
 def _numbers(
-    settings: object, kind: str, needed: tuple[str, ...], value: Callable[[object], float]
+    settings: object, kind: str, needed: tuple[str, ...], value: Callable[[object], float], most: float
 ) -> dict[str, float]:
     known = (*needed, "min", "max")
     if not isinstance(settings, Mapping) or not set(needed) <= set(settings):
@@ -162,12 +171,13 @@ def _numbers(
             raise ValueError(f"unknown key {key!r} in {kind}{_hint(str(key), known)}; the keys are {', '.join(known)}")
     found = {key: _weight(one) if key == "cv" else value(one) for key, one in settings.items()}
     names = {"min": "low", "max": "high"}
+    found.setdefault("max", most)
     if found["mean"] <= 0 or found.get("min", 0) > found.get("max", math.inf):
         raise ValueError(f"{kind} needs a mean above zero and min not above max (got {dict(settings)})")
     return {names.get(key, key): one for key, one in found.items()}
 
 
-def _mixture(settings: object, value: Callable[[object], float]) -> Mixture:
+def _mixture(settings: object, value: Callable[[object], float], most: float) -> Mixture:
     if not isinstance(settings, list) or not settings:
         raise ValueError("mixture is a list of {weight: …, of: …}")
     for part in settings:
@@ -175,7 +185,7 @@ def _mixture(settings: object, value: Callable[[object], float]) -> Mixture:
             raise ValueError(f"each part of a mixture has the keys weight and of, not {_listed(part)}")
     return Mixture(
         tuple(_weight(part["weight"]) for part in settings),
-        tuple(parse_distribution(part["of"], value) for part in settings),
+        tuple(_parsed(part["of"], value, most) for part in settings),
     )
 
 

@@ -9,7 +9,7 @@ from kvbench.core.block_key import prefix_hashes
 from kvbench.core.errors import UsageError
 from kvbench.workloads.base import RequestPlan
 from kvbench.workloads.distributions import Constant, Distribution
-from kvbench.workloads.traces.formats import detected_format
+from kvbench.workloads.traces.formats import detected_format, trace_format
 from kvbench.workloads.traffic import SharedPrefix
 from kvbench.workloads.workload import TraceFile, Workload
 
@@ -52,6 +52,7 @@ def export_workload(
 ) -> Export:
     """The plan of this workload as `tool` would run it; UsageError where it cannot.
 
+    Where the plan was made at another rate, scale or length than the workload says, the plan's count.
     `block_tokens` is the grain at which sharing is written into a trace file: what two prompts share is rounded down to
     it. Without it, the trace's own block, or 16.
     """
@@ -65,13 +66,14 @@ def export_workload(
         raise UsageError(f"export to {tool!r} is not known; there are {', '.join(TOOLS)}")
     if block_tokens is not None and not 1 <= block_tokens <= 1 << 20:
         raise UsageError(f"block_tokens is {block_tokens}; give a number from 1 on")
+    asked = plan.made_from or workload
     return makers[tool](
         _Request(
-            workload=workload,
+            workload=asked,
             plan=plan,
             url=url.rstrip("/"),
             model=model,
-            block_tokens=block_tokens or _own_block(workload) or DEFAULT_BLOCK_TOKENS,
+            block_tokens=block_tokens or _own_block(asked) or DEFAULT_BLOCK_TOKENS,
         )
     )
 
@@ -101,10 +103,14 @@ def trace_rows(plan: RequestPlan, block_tokens: int, *, timed: bool = True) -> I
 
 
 def _own_block(workload: Workload) -> int | None:
-    if not isinstance(workload.traffic, TraceFile):
-        return None
+    """The block of a trace whose lengths were left as they are."""
     trace = workload.traffic
-    return trace.block_tokens or detected_format(trace.path).block_tokens if not workload.max_prompt_tokens else None
+    if not isinstance(trace, TraceFile) or workload.scale != 1:
+        return None
+    return (
+        trace.block_tokens
+        or (trace_format(trace.format_name) if trace.format_name else detected_format(trace.path)).block_tokens
+    )
 
 
 def _trace_file(asked: _Request, *, timed: bool) -> tuple[ExportFile, list[str]]:

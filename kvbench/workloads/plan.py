@@ -113,7 +113,10 @@ def _sessions(workload: Workload, scaling: Scaling, doubts: _Doubts, wanted: int
     if isinstance(workload.traffic, TraceFile):
         from kvbench.workloads.recorded import recorded_sessions
 
-        return recorded_sessions(workload.traffic, workload.seed, scaling, doubts.add, wanted)
+        at_recorded_times = workload.arrival.process == "trace"
+        return recorded_sessions(
+            workload.traffic, workload.seed, scaling, doubts.add, wanted, at_recorded_times=at_recorded_times
+        )
     return sessions(workload.traffic, name=workload.name, seed=workload.seed, scaling=scaling)
 
 
@@ -261,6 +264,7 @@ def _planned(
         history=workload.history,
         reuse=counts.figures(),
         duration_s=workload.duration_s,
+        made_from=workload,
     )
 
 

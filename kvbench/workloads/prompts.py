@@ -14,7 +14,7 @@ the key itself, written in base `vocab` (5 tokens at 32,000 ids, 8 at 256), the 
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbench.core.errors import UsageError
@@ -59,9 +59,20 @@ def text_key(base: int, name: int | str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def text_keys(base: int, names: Iterable[int | str]) -> "array[int]":
-    """`text_key` of each."""
-    return array("Q", [text_key(base, name) for name in names])
+def text_keys(base: int, names: Sequence[int | str]) -> "array[int]":
+    """`text_key` of each, all at once where they are whole numbers."""
+    import numpy as np
+
+    try:
+        value = np.frombuffer(array("Q", names), dtype=np.uint64)  # type: ignore[type-var]
+    except (TypeError, OverflowError):  # a string, or a number that does not fit
+        return array("Q", [text_key(base, name) for name in names])
+    value = value ^ np.uint64(base)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        value = (value ^ (value >> np.uint64(shift))) * np.uint64(factor)
+    keys: array[int] = array("Q")
+    keys.frombytes((value ^ (value >> np.uint64(31))).tobytes())
+    return keys
 
 
 def token_ids(prompt: Prompt, answers: Mapping[int, Sequence[int]]) -> "array[int]":

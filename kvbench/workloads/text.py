@@ -4,13 +4,13 @@ Random token ids do not survive being written out and tokenized again. So only i
 for words that stand on their own, and checks that texts made of them come back as the same ids.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from kvbench.core.errors import KvbenchError
-from kvbench.workloads.base import NO_ANSWERS, Prompt
+from kvbench.workloads.base import Prompt
 
 MOST_WORDS = 4096
 _TRIALS = 32
@@ -53,14 +53,14 @@ class TextForm:
         """Different words: what a plan has to be made with."""
         return len(self.words)
 
-    def text(self, prompt: Prompt, answers: Mapping[int, Sequence[int]] = NO_ANSWERS) -> str:
-        """The prompt's text."""
+    def text(self, prompt: Prompt) -> str:
+        """The prompt's text, with synthetic answers: an engine's own are ids of its vocabulary, not of these words."""
         if prompt.vocab_size > self.vocab_size:
             raise KvbenchError(
                 f"the plan has {prompt.vocab_size} token ids and this text form {self.vocab_size} words; "
                 f"plan with vocab_size={self.vocab_size}"
             )
-        return "".join(self.words[one] for one in prompt.token_ids(answers))
+        return "".join(self.words[one] for one in prompt.token_ids())
 
     def expected_tokens(self, prompt: Prompt) -> int:
         """What the server should count for it (`usage.prompt_tokens` of a completion; a chat template adds its own)."""

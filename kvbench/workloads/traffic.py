@@ -194,9 +194,7 @@ def _rag(maker: _Maker) -> Sessions:
     popularity = Popularity(traffic.documents, traffic.alpha)
     while True:
         wanted = min(maker.count(traffic.documents_per_request, least=0), traffic.documents)
-        found: dict[int, None] = {}
-        while len(found) < wanted:
-            found[popularity.draw(maker.random)] = None
+        found = _distinct(popularity, wanted, maker.random)
         context = Context()
         context.say(maker.texts.named("system", 0), maker.size("system", 0, traffic.system_tokens))
         for document in sorted(found) if traffic.order == "ranked" else found:
@@ -205,6 +203,23 @@ def _rag(maker: _Maker) -> Sessions:
             )
         context.say(maker.texts.fresh("question"), maker.tokens(traffic.question_tokens))
         yield [context.ask(max_tokens=maker.answer(traffic.output_tokens), group="rag", source=maker.name)]
+
+
+def _distinct(popularity: Popularity, wanted: int, random: Random) -> list[int]:
+    """That many different things in the order in which they were drawn.
+
+    With a steep law the last ones would hardly ever come up: after 100 draws for each, the most popular ones are taken.
+    """
+    found: dict[int, None] = {}
+    for _ in range(100 * wanted):
+        if len(found) == wanted:
+            break
+        found[popularity.draw(random)] = None
+    rank = 0
+    while len(found) < wanted:
+        found[rank] = None
+        rank += 1
+    return list(found)
 
 
 def _agents(maker: _Maker) -> Sessions:

@@ -62,14 +62,22 @@ def workload_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in data_folder("workloads").glob("*.yaml")))
 
 
-def load_workload(name_or_path: str | Path, *, trace_format: str | None = None) -> Workload:
-    """A workload by name, by the path of its YAML file, or a trace by its path (a file or a folder)."""
+def load_workload(
+    name_or_path: str | Path, *, trace_format: str | None = None, block_tokens: int | None = None
+) -> Workload:
+    """A workload by name, by the path of its YAML file, or a trace by its path (a file or a folder).
+
+    `trace_format` and `block_tokens` are for a trace that is named by its path.
+    """
     given = str(name_or_path)
     path = Path(given)
+    is_trace = path.exists() and not given.endswith((".yaml", ".yml"))
+    if not is_trace and (trace_format or block_tokens):
+        raise UsageError(f"{given}: the format and block size of a trace are for a trace file; a workload has its own")
     if given.endswith((".yaml", ".yml")):
         return _read(path)
-    if path.exists():
-        return _trace_workload(path, trace_format)
+    if is_trace:
+        return _trace_workload(path, trace_format, block_tokens)
     if "/" in given or path.suffix:
         raise KvbenchError(f"{given}: there is no such file; name a trace, a workload's .yaml, or {_names()}")
     names = workload_names()
@@ -84,7 +92,7 @@ def _names() -> str:
     return ", ".join(workload_names())
 
 
-def _trace_workload(path: Path, trace_format: str | None) -> Workload:
+def _trace_workload(path: Path, trace_format: str | None, block_tokens: int | None) -> Workload:
     from kvbench.workloads.traces.formats import detected_format
     from kvbench.workloads.traces.formats import trace_format as named_format
 
@@ -102,7 +110,7 @@ def _trace_workload(path: Path, trace_format: str | None) -> Workload:
         scale=1.0,
         max_prompt_tokens=None,
         max_output_tokens=None,
-        traffic=TraceFile(path=path, format_name=known.name),
+        traffic=TraceFile(path=path, format_name=known.name, block_tokens=block_tokens),
         source=str(path),
     )
 
@@ -126,10 +134,7 @@ def _tokens(value: object) -> float:
 
 def _spread_of(value: Callable[[object], float], most: float) -> Callable[[object], Distribution]:
     def convert(written: object) -> Distribution:
-        distribution = parse_distribution(written, value)
-        if distribution.most > most and isinstance(distribution, Constant):
-            raise ValueError(f"{written!r} is above {most:g}")
-        return distribution
+        return parse_distribution(written, value, most)
 
     return convert
 
@@ -153,7 +158,7 @@ def _schema() -> "type[BaseModel]":
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
     Lengths = Annotated[Any, BeforeValidator(_spread_of(_tokens, 1 << 24))]
-    Counts = Annotated[Any, BeforeValidator(_spread_of(_tokens, 10_000))]
+    Counts = Annotated[Any, BeforeValidator(_spread_of(_tokens, 1000))]
     Pauses = Annotated[Any, BeforeValidator(_spread_of(quantity(parse_duration, "2s"), 1e9))]
     Seconds = Annotated[float, BeforeValidator(quantity(parse_duration, "60s")), Field(gt=0, le=1e7)]
     Rate = Annotated[float, BeforeValidator(quantity(parse_request_rate, "2/s"))]

@@ -14,6 +14,7 @@ from kvbench.core.units import (
     parse_bytes,
     parse_duration,
     parse_flop_rate,
+    parse_request_rate,
 )
 
 BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -121,3 +122,14 @@ def test_what_is_no_compute_rate_is_refused(text: str) -> None:
 )
 def test_numbers_print_as_people_read_them(printed: str, expected: str) -> None:
     assert printed == expected
+
+
+@pytest.mark.parametrize(("text", "per_s"), [("2/s", 2.0), ("30/min", 0.5), ("7200 /h", 2.0), ("5/ms", 5000.0)])
+def test_a_request_rate_is_per_second(text: str, per_s: float) -> None:
+    assert parse_request_rate(text) == pytest.approx(per_s)
+
+
+@pytest.mark.parametrize("text", ["2", "2s", "0/s", "2/fortnight", "x/s", "1e999/s"])
+def test_a_request_rate_without_its_time_or_above_nothing_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="rate"):
+        parse_request_rate(text)

@@ -139,6 +139,20 @@ def test_bounds_of_a_lognormal_cut_it() -> None:
     assert (min(draws), max(draws)) == (20, 200)
 
 
+def test_nothing_is_drawn_above_what_can_be_planned() -> None:
+    open_ended = parse_distribution({"mixture": [{"weight": 1, "of": {"exponential": {"mean": 900}}}]}, number, 1000)
+    random = Random(3)
+    assert max(open_ended.draw(random) for _ in range(1000)) == open_ended.most == 1000
+    for written in (
+        1001,
+        {"uniform": [1, 1001]},
+        {"exponential": {"mean": 5, "max": 2000}},
+        {"choice": {5: 1, 1002: 1}},
+    ):
+        with pytest.raises(ValueError, match="1000 is the most that can be planned"):
+            parse_distribution(written, number, 1000)
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [

@@ -147,6 +147,18 @@ def test_arrivals_are_spelled_as_the_tool_spells_them() -> None:
     assert "duration: 10" in exported(poisson, "inference-perf").files[0].text
 
 
+def test_what_the_plan_was_asked_for_counts_and_not_what_the_workload_says() -> None:
+    workload = load_workload("shared-prefix-1024")
+    plan = plan_requests(workload, vocab_size=32_000, concurrency=7, seed=5, limit=9)
+    export = export_workload(workload, plan, "vllm", url="http://a", model="m")
+    assert (value(export, "--max-concurrency"), value(export, "--num-prompts")) == ("7", "9")
+    small = plan_requests(workload, vocab_size=32_000, scale=0.5)
+    assert "timed_trace" in export_workload(workload, small, "vllm", url="http://a", model="m").command
+    trace = load_workload("mooncake-conversation")
+    scaled = plan_requests(trace, vocab_size=32_000, scale=0.1, limit=10)
+    assert value(export_workload(trace, scaled, "aiperf", url="http://a", model="m"), "--isl-block-size") == "16"
+
+
 def test_an_unknown_tool_is_refused() -> None:
     with pytest.raises(UsageError, match="'genai-perf' is not known"):
         exported("demo", "genai-perf")

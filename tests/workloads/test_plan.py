@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.workloads.arrivals import Arrival
 from kvbench.workloads.base import PlannedRequest, RequestPlan
+from kvbench.workloads.distributions import Constant
 from kvbench.workloads.plan import plan_requests
 from kvbench.workloads.traffic import Agents, Rag
-from kvbench.workloads.workload import load_workload, workload_names
+from kvbench.workloads.workload import TraceFile, load_workload, workload_names
 
 NAMES = st.sampled_from([name for name in workload_names() if name not in ("agents", "claude-code")])
 
@@ -180,6 +182,13 @@ def test_recorded_requests_can_be_sent_in_a_closed_loop_or_at_a_rate() -> None:
     assert all(one.at_s is None for one in closed.requests)
     timed = plan_of("mooncake-conversation", rate_per_s=5.0, limit=20)
     assert (timed.loop, timed.concurrency) == ("open", None)
+    made_up = plan_of("shared-prefix", rate_per_s=5.0, seed=0, limit=20)
+    gaps = [(later.at_s or 0) - (earlier.at_s or 0) for earlier, later in pairwise(timed.requests)]
+    assert sum(gaps) < 20 / 5 * 3  # the recorded times of the first 20 requests play no part
+    assert timed.requests[0].at_s == made_up.requests[0].at_s == 0.0
+    assert [one.recipe for one in timed.requests] == [
+        one.recipe for one in plan_of("mooncake-conversation", limit=20).requests
+    ]
     assert "Poisson, 5/s" in timed.arrival
 
 
@@ -239,6 +248,31 @@ def test_warnings_say_what_a_trace_does_not_carry() -> None:
 def test_settings_out_of_range_are_refused(settings_: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan_of("demo", **settings_)
+
+
+def test_a_steep_popularity_still_finds_different_documents() -> None:
+    workload = load_workload("rag")
+    assert isinstance(workload.traffic, Rag)
+    steep = replace(workload.traffic, documents=6, alpha=10.0, documents_per_request=Constant(6.0))
+    plan = plan_requests(replace(workload, traffic=steep), vocab_size=32_000, limit=20)
+    assert {len(one.recipe.keys) for one in plan.requests} == {8}
+    assert all(len(set(one.recipe.keys)) == 8 for one in plan.requests)
+
+
+def test_pauses_that_a_trace_does_not_have_are_refused() -> None:
+    workload = load_workload("azure-code")
+    assert isinstance(workload.traffic, TraceFile)
+    paused = replace(workload, traffic=replace(workload.traffic, timing="think"))
+    with pytest.raises(UsageError, match="azure trace has no pauses"):
+        plan_requests(paused, vocab_size=300)
+
+
+def test_all_at_once_starts_every_session_at_zero() -> None:
+    workload = replace(load_workload("demo-chat"), arrival=Arrival(process="at-once"))
+    plan = plan_requests(workload, vocab_size=300)
+    assert len(plan.requests) == 24
+    assert {one.at_s for one in plan.requests if not one.after} == {0.0}
+    assert any(one.turn > 1 for one in plan.requests)
 
 
 def test_a_plan_without_requests_is_refused() -> None:

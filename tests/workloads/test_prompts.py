@@ -13,7 +13,7 @@ from kvbench.core.block_key import prefix_hashes
 from kvbench.core.errors import UsageError
 from kvbench.workloads.base import Prompt, RequestPlan
 from kvbench.workloads.plan import plan_requests
-from kvbench.workloads.prompts import key_tokens, scope_base, text_key
+from kvbench.workloads.prompts import key_tokens, scope_base, text_key, text_keys
 from kvbench.workloads.workload import load_workload
 
 TRACES = Path(os.environ.get("KVBENCH_TRACES", Path(__file__).parents[3] / "shared" / "data" / "traces"))
@@ -55,6 +55,13 @@ def test_a_shorter_piece_is_a_prefix_of_a_longer_one_of_the_same_name(key: int, 
 @given(st.integers(0, 2**64 - 1), st.sets(st.integers(0, 2**64 - 1), max_size=50))
 def test_whole_number_ids_of_one_scope_never_share_a_key(base: int, ids: set[int]) -> None:
     assert len({text_key(base, one) for one in ids}) == len(ids)
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(-3, 2**64 + 3) | st.integers(0, 50) | st.text(max_size=3)))
+def test_many_keys_at_once_are_those_one_by_one(base: int, names: list[int | str]) -> None:
+    assert list(text_keys(base, names)) == [text_key(base, one) for one in names]
+    numbers = [one for one in names if isinstance(one, int) and 0 <= one < 2**64]
+    assert list(text_keys(base, numbers)) == [text_key(base, one) for one in numbers]
 
 
 def test_seed_and_scope_make_other_texts_and_strings_are_names_too() -> None:
@@ -123,7 +130,7 @@ def hits_by_hashing(plan: RequestPlan, page_tokens: int) -> tuple[int, int, int]
 @pytest.mark.skipif(not TRACES.is_dir(), reason=f"{TRACES} is not on this machine")
 @pytest.mark.parametrize("trace", ["mooncake_fast25_conversation", "mooncake_fast25_synthetic"])
 def test_prompts_made_from_a_whole_mooncake_trace_share_exactly_what_the_trace_says(trace: str) -> None:
-    limit = int(os.environ.get("KVBENCH_TRACE_REQUESTS", "3000"))
+    limit = int(os.environ.get("KVBENCH_TRACE_REQUESTS", "2000"))
     workload = load_workload(TRACES / f"{trace}.jsonl.gz")
     plan = plan_requests(workload, vocab_size=32_000, limit=limit)
     hits, total, blocks = hits_by_hashing(plan, 512)
@@ -144,3 +151,10 @@ def test_the_reuse_of_a_whole_mooncake_plan_equals_the_golden_figure(trace: str)
     assert plan.reuse.hit_tokens == whole["hit_tokens"]
     assert plan.reuse.prompt_tokens == whole["total_tokens"]
     assert plan.reuse.working_set_bytes(10) == 10 * (whole["total_tokens"] - whole["hit_tokens"])
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason=f"{TRACES} is not on this machine")
+def test_agent_sessions_share_what_was_counted_from_their_ids() -> None:
+    # counted from the ids alone, in the scope of each conversation: 897,997 of 979,908 blocks of 64 tokens
+    plan = plan_requests(load_workload(TRACES / "kv_cache_tester_claude_code_34.jsonl.gz"), vocab_size=32_000)
+    assert (len(plan.requests), plan.reuse.hit_tokens, plan.reuse.prompt_tokens) == (833, 897_997 * 64, 62_739_843)

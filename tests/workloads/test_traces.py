@@ -173,9 +173,11 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
 def test_another_block_size_is_taken_when_it_is_told(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 100, "output_length": 1, "hash_ids": [1, 2]}\n')
-    with pytest.raises(KvbenchError, match=r"t\.jsonl:1: 2 block ids for 100 prompt tokens.*512.*--block-tokens"):
+    with pytest.raises(KvbenchError, match=r"t\.jsonl:1: 2 block ids for 100 prompt tokens.*512.*give block_tokens"):
         list(open_trace(path).requests())
     assert [one.ids for one in open_trace(path, block_tokens=64).requests()] == [(1, 2)]
+    (request,) = plan_requests(load_workload(path, block_tokens=64), vocab_size=32_000).requests
+    assert list(request.recipe.lengths) == [64, 36]
 
 
 GOOD = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1]}'

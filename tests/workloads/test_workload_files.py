@@ -135,6 +135,8 @@ def test_an_unknown_name_gets_a_hint_and_a_missing_path_the_names() -> None:
         load_workload("traces/nothing.jsonl")
     with pytest.raises(KvbenchError, match="cannot be read"):
         load_workload("nothing.yaml")
+    with pytest.raises(UsageError, match="for a trace file"):
+        load_workload("demo", trace_format="mooncake")
 
 
 def test_a_rate_a_concurrency_and_a_speedup_replace_what_the_file_says() -> None:

@@ -3,7 +3,7 @@
 `timestamp` in seconds; `parent_chat_id` is -1 for the first turn; `hash_ids` are chained and valid in the whole file. The
 last block, if partly filled, may or may not have an id; both are read.
 
-    {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 521, "output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090]}
+    {"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.114, "input_length": 33, "output_length": 132, "type": "text", "turn": 1, "hash_ids": [1089, 1090, 1091]}
 """  # noqa: E501
 
 from pathlib import Path

@@ -152,7 +152,7 @@ def checked_blocks(row: Row, ids: tuple[int | str, ...], tokens: int, block_toke
         wanted = " or ".join(str(one) for one in sorted(allowed))
         raise row.refuse(
             f"{len(ids)} block ids for {tokens} prompt tokens, where blocks of {block_tokens} tokens make {wanted}",
-            "if its blocks have another size, give it as block_tokens (--block-tokens)",
+            "if its blocks have another size, give block_tokens (in a workload file, under trace)",
         )
 
 

@@ -4,7 +4,7 @@
 conversation only, always floor(in / 64) of them, so the last `in mod 64` tokens have none; an entry of type `subagent`
 holds the requests of an agent that ran beside its parent, with times from its own start:
 
-    {"id": "trace_0011", "block_size": 64, "hash_id_scope": "local", "requests": [{"t": 0.0, "type": "n", "in": 15729, "out": 147, "hash_ids": [1, 2], "api_time": 4.1, "think_time": 0.0}, {"t": 9.5, "type": "subagent", "agent_id": "agent_001", "duration_ms": 14148, "requests": [{"t": 0.0, "in": 128, "out": 3, "hash_ids": [7, 8]}]}]}
+    {"id": "trace_0011", "block_size": 64, "hash_id_scope": "local", "requests": [{"t": 0.0, "type": "n", "in": 140, "out": 147, "hash_ids": [1, 2], "api_time": 4.1, "think_time": 0.0}, {"t": 9.5, "type": "subagent", "agent_id": "agent_001", "duration_ms": 14148, "requests": [{"t": 0.0, "in": 128, "out": 3, "hash_ids": [7, 8]}]}]}
 
 A file may be one such object, or one per line; a folder of files is read in the order of their names.
 """  # noqa: E501
