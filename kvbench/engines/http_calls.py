@@ -30,12 +30,17 @@ class Reply:
             return None
 
 
-def call(url: str, path: str, *, method: str = "GET", body: object = None, timeout_s: float = 30.0) -> Reply:
-    """One request to `url` + `path`; a server that does not answer is a Reply of status 0, not an exception."""
+def call(
+    url: str, path: str, *, method: str = "GET", body: object = None, key: str | None = None, timeout_s: float = 30.0
+) -> Reply:
+    """One request to `url` + `path`; a server that does not answer is a Reply of status 0, not an exception.
+
+    `key` goes along as bearer token, for control calls that a server guards.
+    """
     host, port, base, secure = split_url(url)
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(host, port, timeout=timeout_s)
-    headers = {}
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     data = None
     if body is not None:
         data = json.dumps(body).encode()
