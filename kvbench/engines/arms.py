@@ -24,7 +24,7 @@ _EXAMPLES = "off, l1, l1=64MiB, l1+l2=16GiB, l1+l2=1GiB+l3=/mnt/kv, l1+lmcache=4
 
 
 def parse_arm(text: str) -> Arm:
-    """The arm that `text` spells; its name is the spelling, or what stands before `@`, or before the `=` of an address."""
+    """The arm that `text` spells; its name is the spelling, or what stands before `@` or the `=` of an address."""
     text = text.strip()
     if named := _NAMED.fullmatch(text):
         return replace(parse_arm(named[2]), name=named[1])
