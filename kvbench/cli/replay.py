@@ -57,7 +57,7 @@ def replay(
     ] = "builtin",
     arm: Annotated[
         list[str],
-        typer.Option(metavar="ARM", help="off, l1, l1=64MiB, l1+l2=16GiB, l1+l2=1GiB+l3=/path, NAME=http://…; repeat."),
+        typer.Option(metavar="ARM", help="off, l1, l1=64MiB, l1+l2=1GiB+l3=/path, NAME@l1+l2, NAME=http://…; repeat."),
     ] = [],  # noqa: B006 - Typer copies it; a None default would make the option look required
     model: Annotated[str | None, typer.Option(help="Model to serve, or the one to ask for.")] = None,
     engine_arg: Annotated[
