@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -29,6 +30,8 @@ _FIRST_SLEEP_S, _MOST_SLEEP_S = 10e-6, 1e-3
 # A transfer that its caller gave up is waited for so long before its memory is left to it for good.
 _LATE_S, _LATE_SLEEP_S = 600.0, 0.05
 _SUFFIX = ".block"
+_UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+-[0-9]+\.tmp")
+_LEFT_BEHIND_S = 86400.0
 
 
 def open_nixl(spec: TierSpec, *, block_bytes: int, name: str) -> StagedTier:
@@ -344,6 +347,7 @@ class Files:
 
     def listed(self) -> list[tuple[BlockKey, int]]:
         """Every file that is named like a block, with the length of the block without its header."""
+        self._remove_left_behind()
         found = []
         for path in self._directory.glob(f"*/*/*{_SUFFIX}"):
             with contextlib.suppress(ValueError, FileNotFoundError):
@@ -352,6 +356,14 @@ class Files:
                 if held is not None and not header_damage(held[0], key):
                     found.append((key, stored_bytes(held[0])))
         return found
+
+    def _remove_left_behind(self) -> None:
+        """Removes what killed processes were writing. No living one writes a block for so long."""
+        oldest_s = time.time() - _LEFT_BEHIND_S
+        for path in self._directory.glob("*/*/*.tmp"):
+            with contextlib.suppress(OSError):
+                if _UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < oldest_s:
+                    path.unlink()
 
     def close(self) -> None:
         """Closes what late transfers had; nothing moves any more."""

@@ -19,6 +19,7 @@ from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.envelope import crc32c_of, header_of
 from kvbench.tiers.metadata import Location
 from kvbench.tiers.metadata.guarded import GuardedMetadata
+from kvbench.tiers.nixl import Files
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.remote import RemoteTier, StoreClient
 from kvbench.tiers.remote_ledger import Ledger
@@ -297,8 +298,6 @@ def test_blocks_that_are_there_already_need_no_room_of_their_own() -> None:
 
 
 def test_nixl_leaves_a_directory_without_half_blocks(tmp_path: Path) -> None:
-    from kvbench.tiers.nixl import Files
-
     files, other = Files(tmp_path, io=None, direct=False), Files(tmp_path, io=None, direct=False)
     key = key_of(1)
     with files.open([key], [4], new=True) as first, other.open([key], [4], new=True) as second:
@@ -314,3 +313,19 @@ def test_nixl_leaves_a_directory_without_half_blocks(tmp_path: Path) -> None:
     files.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(late[0][2])
+
+
+def test_nixl_removes_what_killed_processes_left_and_nothing_younger_or_of_others(tmp_path: Path) -> None:
+    files = Files(tmp_path, io=None, direct=False)
+    files.start()
+    with files.open([key_of(1)], [4], new=True) as mine:
+        os.write(mine[0][2], b"mine")
+        (young,) = tmp_path.rglob("*.tmp")
+        old, others = young.with_name(young.name.replace("-0.tmp", "-1.tmp")), young.with_name("notes.tmp")
+        for path in (old, others):
+            path.write_bytes(b"left")
+            os.utime(path, (time.time() - 2 * 86400,) * 2)
+        files.listed()
+        assert (young.exists(), old.exists(), others.exists()) == (True, False, True)
+    assert files.sizes([key_of(1)]) == [4]
+    files.close()
