@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.core.errors import KvbenchError
-from kvbench.tiers import dram, shared_dram
+from kvbench.tiers import dram
 from kvbench.tiers.base import Block, Wanted
+from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.memory import PoolError
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.shared_dram import SharedDramTier
@@ -153,7 +154,7 @@ def test_a_slot_that_another_process_takes_during_a_load_is_never_served_as_the_
 ) -> None:
     other = SharedDramTier(shared._segment, name="dram", block_bytes=BLOCK, capacity_bytes=4 * BLOCK, root=tmp_path)
     assert store(shared, 1, 2, 3, 4) == ["ok"] * 4
-    copy_bytes, meddled = shared_dram.copy_bytes, [False]
+    meddled = [False]
 
     def meddle(into: memoryview, source: memoryview) -> None:
         if meddled[0]:
@@ -169,7 +170,7 @@ def test_a_slot_that_another_process_takes_during_a_load_is_never_served_as_the_
         else:
             copy_bytes(into[BLOCK // 2 :], source[BLOCK // 2 :])
 
-    monkeypatch.setattr(shared_dram, "copy_bytes", meddle)
+    monkeypatch.setattr("kvbench.tiers.shared_dram.copy_bytes", meddle)
     assert load(shared, 1) == "miss"
     assert load(shared, 5) == "ok"
     other.close()

@@ -208,8 +208,10 @@ class _Lane:
             if self._settings.io != "mmap" or self._mapping_is_backed(file_bytes):
                 self._engine_transfer(self._opened(file_bytes), blocks)
                 return [OK] * len(places)
-        except (KvbenchError, OSError):
+        except KvbenchError:  # a block was refused, and all others have landed
             pass
+        except OSError:  # the engine itself has failed: what it may still say is about this call, and not the next
+            self.close()
         return [self._alone_moved(blocks.offsets[at], place) for at, place in enumerate(places)]
 
     def _engine_transfer(self, engine: FileEngine, blocks: Blocks) -> None:
