@@ -354,3 +354,40 @@ def test_an_engine_that_has_failed_is_opened_anew_and_its_blocks_are_loaded_mean
         assert buffer == content(1)
     assert len(opened) > 3
     tier.close()
+
+
+def test_a_store_whose_caller_has_gone_is_not_stored(tmp_path: Path) -> None:
+    go_on, hanging = threading.Event(), threading.Event()
+
+    class Slow:
+        """Hangs in its stores while it is told to."""
+
+        def __init__(self, engine: FileEngine) -> None:
+            self.engine = engine
+
+        def transfer(self, blocks: Blocks) -> None:
+            if blocks.direction == "store" and hanging.is_set():
+                assert go_on.wait(WAIT_S)
+            self.engine.transfer(blocks)
+
+        def cool(self) -> None:
+            self.engine.cool()
+
+        def show(self) -> None:
+            self.engine.show()
+
+        def close(self) -> None:
+            self.engine.close()
+
+    tier = open_tier(tmp_path, timeout_s=1.0, open_engine=lambda name, settings: Slow(open_engine(name, settings)))
+    until(lambda: store(tier, 1) in ("ok", "exists"))
+    hanging.set()
+    assert store(tier, 2) == "timeout"
+    hanging.clear()
+    go_on.set()
+    until(lambda: store(tier, 3) in ("ok", "exists"))
+    assert tier.contains([key_of(1), key_of(2), key_of(3)]) == [True, False, True]
+    tier.close()
+    again = open_tier(tmp_path)
+    assert {entry.key for entry in again.entries()} == {key_of(1), key_of(3)}
+    again.close()
