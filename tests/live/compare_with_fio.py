@@ -6,8 +6,8 @@ The case is the one that the command's child runs. fio runs between its samples,
 kvbench, so that the two of a pair are a moment apart, each goes first as often as the other, and a busy neighbour
 disturbs both alike. Both do the same work:
 
-- The same file: fio opens the descriptor that kvbench made. Two files of one disk differed by up to a third here, and
-  fio's own file is laid out by its first stores, whose extents the filesystem then has to convert.
+- The same file: fio opens the descriptor that kvbench made. With a file each, small stores stood at
+  0.69 to 0.82 of fio here; fio's own file is laid out by its first stores, whose extents the filesystem has to convert.
 - All of its blocks once, in random order. fio has no depth for psync: its jobs stand for it, as threads do here, and
   each has a part of the file of its own; else two jobs would move the same blocks. Of jobs with equal shares the last
   took up to 1.8 times as long as the mean, with half of the disk's queue empty, and that would count as fio's
