@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from kvbench.core.errors import KvbenchError
-from kvbench.probes import copy_case, file_case, prefill, remote_case, tier_load
+from kvbench.probes import copy_case, file_case, prefill, remote_case, tier_case, tier_load
 
 CASES: dict[str, Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], None]] = {
     "tier-load": tier_load.measure,
     "copy": copy_case.measure,
     "file-io": file_case.measure,
     "remote": remote_case.measure,
+    "tier-alone": tier_case.measure_alone,
+    "tier-policy": tier_case.measure_policy,
     "prefill": prefill.measure,
 }
 
