@@ -124,8 +124,8 @@ def planned_tier_cases(plan: TierPlan) -> list[PlannedTierCase]:
             for number, spec in enumerate(stack):
                 case = PlannedTierCase(stack=stack, tier=number, concurrency=concurrency)
                 alone.setdefault((str(spec), number == 0, concurrency), case)
-            for policy in plan.policies if len(stack) > 1 else plan.policies[:1]:  # the first tier takes all anyway
-                policies.append(PlannedTierCase(stack=stack, policy=policy, concurrency=concurrency))
+            differing = plan.policies if len(stack) > 1 else plan.policies[:1]  # a first tier takes all anyway
+            policies += [PlannedTierCase(stack=stack, policy=one, concurrency=concurrency) for one in differing]
     return [*alone.values(), *policies]
 
 

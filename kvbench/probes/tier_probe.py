@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -76,7 +77,7 @@ def probe_tiers(
             path = _path(case, measured)
             paths += [path] if path is not None else []
         else:
-            policies.append(_policy_case(case, child, loads, repeats=plan.repeats))
+            policies.append(_policy_case(case, child, loads))
     return TierProbeResult(
         plan=plan.name,
         question=plan.question,
@@ -222,7 +223,7 @@ def _tier_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...])
         warnings=(
             *child_warnings(child),
             *doubts,
-            *_few_for_p99(samples, ("store", "load")),
+            *_few_for_p99(_by_phase(samples)),
             *_left_behind(case, child),
         ),
     )
@@ -236,25 +237,33 @@ def _transfers(samples: Sequence[TierSample], phase: TierPhase | str) -> tuple[P
     )
 
 
-def _few_for_p99(samples: Sequence[TierSample], phases: Sequence[str]) -> list[Warning_]:
-    counts: dict[tuple[str, int], int] = {}
-    for sample in samples:
-        key = (sample.phase, sample.blocks)
-        counts[key] = counts.get(key, 0) + max(len(sample.calls_s), 1)
-    few = [
-        f"{count} {phase}s of {blocks} blocks"
-        for (phase, blocks), count in counts.items()
-        if phase in phases and count < least_samples(0.99)
-    ]
+def _few_for_p99(groups: Mapping[str, Sequence[TierSample]]) -> list[Warning_]:
+    few: list[tuple[int, str]] = []
+    for label, samples in groups.items():
+        counts: Counter[int] = Counter()
+        for sample in samples:
+            calls = max(len(sample.calls_s), 1)
+            counts[sample.blocks // calls] += calls
+        few += [(count, f"{label} of {size} blocks") for size, count in counts.items() if count < least_samples(0.99)]
     if not few:
         return []
+    count, label = min(few)
+    others = f", and too few of {len(few) - 1} others" if len(few) > 1 else ""
     return [
         Warning_(
             code="no-p99",
-            message=f"a P99 needs {least_samples(0.99)} calls, there were {', '.join(few)}; the slowest call stands for it",
+            message=f"no P99 without {least_samples(0.99)} calls: there were {count} {label}{others}",
             remedy="give the plan more time, and repeats of at least that many",
         )
     ]
+
+
+def _by_phase(samples: Sequence[TierSample], *, of: str = "") -> dict[str, list[TierSample]]:
+    names = {"store": "stores", "load": "loads", "idle": "idle loads", "saturated": "loads beside stores"}
+    groups: dict[str, list[TierSample]] = {}
+    for sample in samples:
+        groups.setdefault(names[sample.phase] + of, []).append(sample)
+    return groups
 
 
 def _left_behind(case: PlannedTierCase, child: ChildRun) -> list[Warning_]:
@@ -273,7 +282,7 @@ def _left_behind(case: PlannedTierCase, child: ChildRun) -> list[Warning_]:
 
 
 def _path(case: PlannedTierCase, measured: TierCase) -> MeasuredPath | None:
-    """Loads as a path t = fixed + bytes/B; wrapped tiers, and those that load into host memory what is a GPU's, none."""
+    """Loads into host memory as a path t = fixed + bytes/B; wrapped tiers, hbm and null are none."""
     assert case.tier is not None
     spec = case.stack[case.tier]
     loads = _transfers(measured.samples, "load")
@@ -300,7 +309,7 @@ def _path(case: PlannedTierCase, measured: TierCase) -> MeasuredPath | None:
     return measured_path(by_batch, measured.tier, "load")
 
 
-def _policy_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...], *, repeats: int) -> PolicyCase:
+def _policy_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...]) -> PolicyCase:
     records = child.of_kind("sample")
     facts = child.of_kind("facts")
     stored: Mapping[str, Any] = next((fact for fact in facts if fact["about"] == "edges"), {})
@@ -310,7 +319,9 @@ def _policy_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...
         for name in case.tier_names
         if any(record["tier"] == name for record in records)
     )
-    beside = [sample for loads_of in mixed for sample in loads_of.samples]
+    beside: dict[str, list[TierSample]] = {}
+    for one in mixed:
+        beside |= _by_phase(one.samples, of=f" from {one.tier}")
     return PolicyCase(
         name=case.name,
         stack=stack_text(case.stack),
@@ -328,7 +339,7 @@ def _policy_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...
         warnings=(
             *child_warnings(child),
             *_disagreements(edges),
-            *_few_for_p99(beside, ("idle", "saturated")),
+            *_few_for_p99(beside),
             *_never_full(mixed),
             *_left_behind(case, child),
         ),
