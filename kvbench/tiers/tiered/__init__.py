@@ -12,7 +12,16 @@ from kvbench.tiers.tiered.results import (
     TierFigures,
 )
 from kvbench.tiers.tiered.settings import NO_REQUEST, Request, TierSettings, WhenFull, WritePolicy
-from kvbench.tiers.tiered.spans import JsonlSpans, MemorySpans, OtlpJsonSpans, Span, SpanSink, TeeSpans, seed_fields
+from kvbench.tiers.tiered.spans import (
+    JsonlSpans,
+    MemorySpans,
+    OtlpJsonSpans,
+    Span,
+    SpanSink,
+    TeeSpans,
+    seed_fields,
+    span_totals,
+)
 from kvbench.tiers.tiered.store import CALLER, TieredStore
 
 __all__ = [
@@ -39,4 +48,5 @@ __all__ = [
     "WhenFull",
     "WritePolicy",
     "seed_fields",
+    "span_totals",
 ]

@@ -3,12 +3,16 @@
 import json
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
+
+from kvbench.tiers.tiered.results import EdgeFigures
 
 SpanEvent = Literal["store", "load", "promote", "evict", "expire", "timeout", "mismatch", "drop", "drain", "clear"]
 
@@ -79,12 +83,23 @@ def seed_fields(span: Span) -> dict[str, object]:
     }
 
 
+def span_totals(spans: Iterable[Span]) -> dict[tuple[str, str, str, str], EdgeFigures]:
+    """Sums per (request, event, from, to): what one request moved over each edge. Bytes are those of `ok` results."""
+    totals: dict[tuple[str, str, str, str], EdgeFigures] = {}
+    for span in spans:
+        edge = totals.setdefault((span.request, span.event, span.from_tier, span.to_tier), EdgeFigures())
+        edge.seconds += span.latency_s
+        edge.results[span.result] = edge.results.get(span.result, 0) + span.num_blocks
+        if span.result == "ok":
+            edge.blocks += span.num_blocks
+            edge.bytes += span.num_bytes
+    return totals
+
+
 class MemorySpans:
     """Keeps the last `limit` spans."""
 
     def __init__(self, *, limit: int = 100_000, per_block: bool = False) -> None:
-        from collections import deque
-
         self.per_block = per_block
         self.spans: deque[Span] = deque(maxlen=limit)
 

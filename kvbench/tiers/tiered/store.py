@@ -591,7 +591,7 @@ class TieredStore:
             return False
         if record.hot >> tier.number & 1:
             return True
-        if source >= 0 and tier.number < source and not tier.settings.promote:
+        if tier.number < source and not tier.settings.promote:
             return False
         if tier.number == first:
             return True
@@ -690,7 +690,7 @@ class TieredStore:
                 lane = self._lanes[tier.number]
                 lane.schedule.end_stores(batch)
                 self._changed.notify_all()
-        self._tidy()
+        self._tidy([tier])  # evictions above would queue writes for this very thread
 
     def _write(self, tier: TierIndex, entries: Sequence[QueuedStore]) -> list[Outcome]:
         """Makes room, stores a batch, and settles it: pending becomes ready or none."""
@@ -878,18 +878,15 @@ class TieredStore:
                 self._figures[tier.number].lost_blocks += 1
         return writes
 
-    def _tidy(self) -> None:
-        """Physically removes what expired, and what cooled above the watermark."""
-        while True:
+    def _tidy(self, tiers: Sequence[TierIndex] | None = None) -> None:
+        """Physically removes what expired, and what cooled above the watermark; of all tiers, or of some."""
+        for tier in tiers or self._index:
             with self._lock:
-                expired = [self._leaving.popleft() for _ in range(len(self._leaving))]
-            if not expired:
-                break
-            for tier in self._index:
-                self._evict(tier, [slot for slot in expired if slot.tier == tier.number], "expire")
-        for tier in self._index:
-            with self._lock:
+                expired = [slot for slot in self._leaving if slot.tier == tier.number]
+                if expired:
+                    self._leaving = deque(slot for slot in self._leaving if slot.tier != tier.number)
                 cooled = tier.candidates(self._clock())
+            self._evict(tier, expired, "expire")
             self._evict(tier, cooled, "evict")
 
     def _clear(self, tier: TierIndex, timeout_s: float) -> Cleared:

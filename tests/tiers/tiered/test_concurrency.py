@@ -189,3 +189,23 @@ def test_an_async_load_gives_the_same_result() -> None:
     assert store.load_async(KEYS[:3], into).result(5).loaded_prefix == 3
     assert into[2] == content(KEYS[2])
     assert store.close()
+
+
+def test_one_worker_per_tier_and_a_queue_of_one_block_never_wait_for_themselves() -> None:
+    tiers = [DictTier("hbm"), DictTier("dram"), DictTier("file")]
+    settings = [
+        TierSettings(
+            tier=tier, capacity_bytes=blocks * BLOCK_BYTES, write="write-back", high_watermark=0.7, low_watermark=0.4
+        )
+        for tier, blocks in zip(tiers, (6, 6, 60), strict=True)
+    ]
+    store = TieredStore(settings, workers=1, store_queue_bytes=BLOCK_BYTES, batch_bytes=BLOCK_BYTES)
+    began = time.monotonic()
+    for key in KEYS:
+        store.store([key], views([key]))
+    assert store.flush(10)
+    assert time.monotonic() - began < 10
+    assert all(figures.dropped_blocks == 0 for figures in store.stats().tiers.values())
+    into = buffers(len(KEYS))
+    assert store.load(KEYS, into).loaded_prefix == len(KEYS)
+    assert store.close()

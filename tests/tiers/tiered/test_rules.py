@@ -21,6 +21,7 @@ from kvbench.tiers.tiered import (
     TieredStore,
     TierSettings,
     seed_fields,
+    span_totals,
 )
 from kvbench.tiers.tiered.spans import SEED_FIELDS
 from tests.tiers.tiered.tiers import BLOCK_BYTES, IDENTITY, DictTier, HandClock, buffers, content, key_of, views
@@ -466,3 +467,32 @@ def test_spans_can_be_of_single_blocks() -> None:
     store = make(TierSettings(tier=DictTier("hbm")), spans=spans)
     put(store, 0, 1, 2)
     assert [span.prefix_hash for span in spans.spans] == [key.prefix.hex() for key in KEYS[:3]]
+
+
+def test_what_expires_is_not_written_back() -> None:
+    clock = HandClock()
+    dram, file = DictTier("dram"), DictTier("file")
+    store = make(TierSettings(tier=dram, ttl_s=10), TierSettings(tier=file, write="write-back"), clock=clock)
+    put(store, 0)
+    clock.now_s += 10
+    store.maintain()
+    store.flush(1)
+    assert not dram.blocks
+    assert not file.blocks
+
+
+def test_spans_add_up_to_the_counters_of_the_edges() -> None:
+    spans = MemorySpans()
+    store = make(exact(DictTier("hbm"), 3), TierSettings(tier=DictTier("dram"), write="write-back"), spans=spans)
+    for n in range(0, 9, 3):
+        put(store, n, n + 1, n + 2, request=f"r{n}")
+        store.flush(1)
+    store.load(KEYS[:4], buffers(4), request=Request("reader"))
+    store.flush(1)
+    totals = span_totals(spans.spans)
+    edges = store.stats().edges
+    for edge in (("request", "hbm"), ("hbm", "dram"), ("dram", "request"), ("dram", "hbm")):
+        assert sum(total.bytes for key, total in totals.items() if key[2:] == edge) == edges[edge].bytes
+        assert edges[edge].bytes > 0
+    assert totals["reader", "load", "dram", "request"].blocks == 4
+    assert totals["reader", "promote", "dram", "hbm"].bytes == edges["dram", "hbm"].bytes

@@ -1,6 +1,9 @@
 """The store against the model: any order of operations, faults, restarts and time, and never a difference."""
 
 import os
+import random
+from collections import Counter
+from collections.abc import Callable
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,14 +14,34 @@ from tests.tiers.tiered.model import Model, ModelTier
 from tests.tiers.tiered.tiers import BLOCK_BYTES, DictTier, HandClock, buffers, content, key_of, views
 
 EXAMPLES = int(os.environ.get("KVBENCH_STATE_MACHINE_EXAMPLES", "60"))
+WALKS = int(os.environ.get("KVBENCH_STATE_MACHINE_WALKS", "12"))
 STEPS = 40
 NUM_BLOCKS = 12
 BATCH = 2
 KEYS = [key_of(n) for n in range(NUM_BLOCKS)]
 NAMES = ("hbm", "dram", "file")
 POLICIES = st.sampled_from(["write-through", "write-through-selective", "write-back"])
+EVENTS = (
+    "evicted_blocks",
+    "dirty_evicted_blocks",
+    "lost_blocks",
+    "expired_blocks",
+    "full_blocks",
+    "promoted_blocks",
+    "recovered_blocks",
+    "corrupt",
+    "vanished",
+    "timeouts",
+    "failures",
+)
 RUNS = st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=5, unique=True)
 steps_taken = 0
+events: Counter[tuple[str, str]] = Counter()
+
+
+def seldom(rare: bool, common: bool) -> st.SearchStrategy[bool]:
+    """`rare` once in five times: what ends or stops everything must leave time for something to happen."""
+    return st.sampled_from([common] * 4 + [rare])
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -80,33 +103,55 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.step(NAMES[tier]) == bool(self.model.tiers[tier].queue)
         self.model.step(tier, BATCH)
 
-    @rule(tier=st.integers(0, 2), enabled=st.booleans())
+    @rule()
+    def flush(self) -> None:
+        assert self.store.flush(60)
+        while any(tier.queue for tier in self.model.tiers):
+            self.model.step(next(n for n, tier in enumerate(self.model.tiers) if tier.queue), BATCH)
+
+    @rule(start=st.integers(0, NUM_BLOCKS - 1), length=st.integers(2, 6))
+    def serve(self, start: int, length: int) -> None:
+        """A request as an engine serves it."""
+        blocks = [(start + n) % NUM_BLOCKS for n in range(length)]
+        self.load_blocks(blocks)
+        self.store_blocks(blocks)
+        self.flush()
+
+    @rule(tier=st.integers(0, 2), enabled=seldom(False, True))
     def set_enabled(self, tier: int, enabled: bool) -> None:
         self.store.set_enabled(NAMES[tier], enabled)
         self.model.tiers[tier].enabled = enabled
 
-    @rule(tier=st.sampled_from([None, 0, 1, 2]))
-    def clear(self, tier: int | None) -> None:
+    @rule(tier=st.sampled_from([None, 0, 1, 2]), really=seldom(True, False))
+    def clear(self, tier: int | None, really: bool) -> None:
+        if not really:
+            return
         cleared = self.store.clear(None if tier is None else NAMES[tier])
         assert sum(each.blocks for each in cleared.values()) == self.model.clear(tier)
 
-    @rule(tier=st.integers(0, 2), fault=st.sampled_from([None, "failed", "timeout"]))
+    @rule(tier=st.integers(0, 2), fault=st.sampled_from([None, None, None, None, "failed", "timeout"]))
     def break_stores(self, tier: int, fault: str | None) -> None:
         self.places[tier].store_result = fault  # type: ignore[assignment]
         self.model.tiers[tier].store_fault = fault
 
-    @rule(tier=st.integers(0, 2), fault=st.sampled_from([None, None, "failed", "timeout"]))
+    @rule(tier=st.integers(0, 2), fault=st.sampled_from([None, None, None, None, "failed", "timeout"]))
     def break_loads(self, tier: int, fault: str | None) -> None:
         self.places[tier].load_result = fault  # type: ignore[assignment]
         self.model.tiers[tier].load_fault = fault
 
     @rule(
-        tier=st.integers(0, 2), block=st.integers(0, NUM_BLOCKS - 1), how=st.sampled_from(["corrupt", "miss", "flip"])
+        tier=st.integers(0, 2),
+        pick=st.integers(0, 7),
+        how=st.sampled_from(["corrupt", "miss", "flip"]),
+        load=st.booleans(),
     )
-    def damage(self, tier: int, block: int, how: str) -> None:
-        place, model, key = self.places[tier], self.model.tiers[tier], KEYS[block]
-        if block not in model.ready or model.damage.get(block) == "miss":
+    def damage(self, tier: int, pick: int, how: str, load: bool) -> None:
+        place, model = self.places[tier], self.model.tiers[tier]
+        whole = sorted(block for block in model.ready if model.damage.get(block) != "miss")
+        if not whole:
             return
+        block = whole[pick % len(whole)]
+        key = KEYS[block]
         if how == "miss":
             del place.blocks[key]
             place.corrupt.discard(key)
@@ -119,6 +164,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
             data[7] ^= 16
             place.blocks[key] = bytes(data)
             model.damage[block] = "corrupt"
+        if load:
+            self.load_blocks([block])
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 12.0]))
     def wait(self, seconds: float) -> None:
@@ -130,8 +177,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         self.store.maintain()
         self.model.expire()
 
-    @rule(clean=st.booleans())
-    def restart(self, clean: bool) -> None:
+    @rule(clean=st.booleans(), really=seldom(True, False))
+    def restart(self, clean: bool, really: bool) -> None:
+        if not really:
+            return
+        self.count_events()
         if clean:
             assert self.store.close()
         self.model.restart(clean=clean, batch=BATCH)
@@ -145,6 +195,15 @@ class StoreAgainstModel(RuleBasedStateMachine):
             place.blocks.clear()
             place.corrupt.clear()
         self.reopen()
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.count_events()
+
+    def count_events(self) -> None:
+        for name, figures in self.store.stats().tiers.items():
+            for event in EVENTS:
+                events[name, event] += getattr(figures, event)
 
     @invariant()
     def same(self) -> None:
@@ -179,3 +238,40 @@ def test_no_order_of_operations_tells_the_store_from_the_model() -> None:
         ),
     )
     assert steps_taken - before >= 2000
+
+
+def test_a_long_walk_of_every_operation_meets_every_event_and_no_difference() -> None:
+    """Hypothesis favours few kinds of operations per example; a walk mixes them all, and shows that all happened."""
+    events.clear()
+    for seed in range(WALKS):
+        walk = random.Random(seed)
+        machine = StoreAgainstModel()
+        policy: list[WritePolicy] = ["write-through", "write-through-selective", "write-back"]
+        machine.open(walk.choice(policy), walk.choice(policy), promote=seed % 2 == 0, ttl=seed % 3 > 0)
+        for _ in range(300):
+            one_step(machine, walk)
+            machine.same()
+        machine.teardown()
+    kinds = {kind for (_, kind), count in events.items() if count}
+    assert kinds == set(EVENTS)
+
+
+def one_step(machine: StoreAgainstModel, walk: random.Random) -> None:
+    tier, likely = walk.randrange(3), walk.random()
+    blocks = walk.sample(range(NUM_BLOCKS), walk.randint(1, 5))
+    operations: list[Callable[[], None]] = [
+        lambda: machine.serve(walk.randrange(NUM_BLOCKS), walk.randint(2, 6)),
+        lambda: machine.store_blocks(blocks),
+        lambda: machine.load_blocks(blocks),
+        lambda: machine.step(tier),
+        machine.flush,
+        lambda: machine.set_enabled(tier, likely < 0.8),
+        lambda: machine.clear(walk.choice([None, 0, 1, 2]), likely < 0.2),
+        lambda: machine.break_stores(tier, walk.choice(["failed", "timeout"]) if likely < 0.3 else None),
+        lambda: machine.break_loads(tier, walk.choice(["failed", "timeout"]) if likely < 0.3 else None),
+        lambda: machine.damage(tier, walk.randrange(8), walk.choice(["corrupt", "miss", "flip"]), likely < 0.7),
+        lambda: machine.wait(walk.choice([0.5, 3.0, 12.0])),
+        machine.maintain,
+        lambda: machine.restart(likely < 0.1, likely < 0.2),
+    ]
+    walk.choice(operations)()

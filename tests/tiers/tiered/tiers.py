@@ -75,6 +75,7 @@ class DictTier:
             if self.capacity_bytes is not None and used + len(block.data) > self.capacity_bytes:
                 return Outcome("full")
             self.blocks[block.key] = bytes(block.data)
+            self.corrupt.discard(block.key)
             self.crcs[block.key] = block.crc32c
         return OK
 
