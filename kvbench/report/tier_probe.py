@@ -119,6 +119,7 @@ def _first_tables(result: TierProbeResult) -> tuple[TextTable, ...]:
 def _other_tables(result: TierProbeResult) -> tuple[TextTable, ...]:
     return (
         _store_table(result),
+        *map(_interval_table, result.policies),
         _fit_table(result),
         _checksum_table(result),
         _evidence_table(result),
@@ -183,9 +184,11 @@ def _with_interval(point: LatencyPoint, quantile: float) -> str:
 
 
 def _interval(found: Percentile) -> str:
+    """`(489 … 562 µs)`: the unit once, where both ends have the same."""
     low = "-" if found.low is None else format_duration(found.low)
     high = "-" if found.high is None else format_duration(found.high)
-    return f"({low} … {high})"
+    value, _, unit = low.partition(" ")
+    return f"({value if high.endswith(f' {unit}') else low} … {high})"
 
 
 def _mixed_table(result: TierProbeResult) -> TextTable:
@@ -215,7 +218,7 @@ def _mixed_table(result: TierProbeResult) -> TextTable:
         rows=tuple(rows),
         highlight=frozenset(highlight),
         note=f"Each caller loads {result.load_share_ratio:.0%} of the time; queue: median fill of the fullest of "
-        f"{format_bytes(result.queue_bytes)}. × idle: at p50 / p90 / p99. Intervals of 95 % are in the table below.",
+        f"{format_bytes(result.queue_bytes)}. × idle: at p50 / p90 / p99. Intervals are below.",
     )
 
 
@@ -255,27 +258,41 @@ def _edge_table(result: TierProbeResult) -> TextTable:
 
 
 def _store_table(result: TierProbeResult) -> TextTable:
-    rows: list[tuple[str, ...]] = []
-    for case in result.policies:
-        if (point := case.store) is not None:
-            rows.append((case.name, "store", *_timed(point)))
-        for mixed in case.mixed:
-            for state, loads in (("idle", mixed.idle), ("stores queued", mixed.saturated)):
-                if loads is not None:
-                    rows.append((case.name, f"load from {mixed.tier}, {state}", *_timed(loads)))
+    rows = tuple(
+        (
+            case.name,
+            f"{point.blocks} blocks",
+            "-" if point.median_call_s is None else format_duration(point.median_call_s),
+            _with_interval(point, 0.5),
+            _latency(point, 0.9),
+            str(point.count),
+        )
+        for case in result.policies
+        if (point := case.store) is not None
+    )
     return TextTable(
-        title="Stores and loads per policy, with intervals of 95 %",
-        columns=("policy", "what", "blocks", "caller", "p50", "p90", "p99", "calls"),
-        left=frozenset({"what"}),
-        rows=tuple(rows),
-        note="caller: how long a store holds its caller (median). p50 and so on: until every tier that takes blocks "
-        "has them, or the load has delivered them.",
+        title="Stores of new blocks, per policy",
+        columns=("policy", "call of", "caller p50", "ready p50", "ready p90", "calls"),
+        rows=rows,
+        note="caller: how long a store holds its caller. ready: until every tier that takes the blocks has them.",
     )
 
 
-def _timed(point: LatencyPoint) -> tuple[str, ...]:
-    caller = "" if point.median_call_s is None else format_duration(point.median_call_s)
-    return (str(point.blocks), caller, *(_with_interval(point, quantile) for quantile in _QUANTILES), str(point.count))
+def _interval_table(case: PolicyCase) -> TextTable:
+    return TextTable(
+        title=f"Loads beside stores, {case.name}, with intervals of 95 %",
+        columns=("from", "p50", "p90", "p99", "loads"),
+        rows=tuple(
+            (
+                f"{mixed.tier}, {state}",
+                *(_with_interval(point, quantile) for quantile in _QUANTILES),
+                str(point.count),
+            )
+            for mixed in case.mixed
+            for state, point in (("idle", mixed.idle), ("stores queued", mixed.saturated))
+            if point is not None
+        ),
+    )
 
 
 def _fit_table(result: TierProbeResult) -> TextTable:
