@@ -108,6 +108,10 @@ def measure_policy(case: dict[str, Any], emit: Emit) -> None:
     blocks = _Blocks(work, work.blocks, zeros=any(_innermost(spec).scheme == "null" for spec in specs))
     with _Callers(work.concurrency, work.wait_s) as callers:
         stack = _Stack(work, store, blocks, callers, emit)
+        for each in settings:
+            file = _file_tier(each.tier)
+            if file is not None and not file.direct:
+                stack.warn_warm(each.tier.name)
         stack.store_phase()
         for number, name in enumerate(work.names):
             stack.mixed_phase(number, name)
@@ -163,6 +167,13 @@ def _capacity_blocks(stats: StoreStats, name: str, work: TierWork) -> int:
             "give it a larger size, or smaller pages with --page-tokens"
         )
     return blocks
+
+
+def _file_tier(tier: Tier) -> FileTier | None:
+    """The file tier inside every wrapper, if it is one."""
+    while hasattr(tier, "inner"):
+        tier = tier.inner
+    return tier if isinstance(tier, FileTier) else None
 
 
 class _Blocks:
@@ -260,11 +271,10 @@ class _Cache:
     """The page cache of a file tier, if the tier is one: dropped before loads, or looked at after direct ones."""
 
     def __init__(self, tier: Tier, innermost: TierSpec) -> None:
-        while hasattr(tier, "inner"):
-            tier = tier.inner
+        file = _file_tier(tier)
         self._scheme = innermost.scheme
-        self._directory = Path(innermost.location) if isinstance(tier, FileTier) else None
-        self.direct = isinstance(tier, FileTier) and tier.direct
+        self._directory = file.directory if file is not None else None
+        self.direct = file is not None and file.direct
         self._stack = ExitStack()
         self._cache: PageCache | None = None
         self._num_bytes = self._looks = 0
@@ -393,7 +403,7 @@ class _Driver:
                 "blocks": blocks,
                 "seconds": seconds,
                 "call_s": call_s,
-                "calls_s": list(calls),
+                "calls_s": list(calls) if len(calls) > 1 else [],
                 "queue_ratio": queue_ratio,
             }
         )
@@ -544,6 +554,14 @@ class _Alone(_Driver):
 
 class _Stack(_Driver):
     """All tiers under one policy."""
+
+    def warn_warm(self, name: str) -> None:
+        """Nobody drops the page cache while stores go through it."""
+        self._warn(
+            "page-cache",
+            f"{name} goes through the page cache, which serves the loads beside stores",
+            "read its cold loads where it is measured alone; write direct=1 where the filesystem can",
+        )
 
     def store_phase(self) -> None:
         """Stores every block once, the last of them twice, and counts what crossed each edge."""

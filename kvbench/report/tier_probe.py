@@ -8,12 +8,21 @@ from rich.console import Console
 from kvbench.core.percentiles import Percentile, least_samples
 from kvbench.core.units import format_bandwidth, format_bytes, format_duration
 from kvbench.report.page import Figure, page
-from kvbench.report.plots import LinePlot, Series, line_plot_svg, print_plot
+from kvbench.report.plots import LinePlot, Series, line_plot_svg, log_ticks, print_plot
 from kvbench.report.tables import TextTable, Tone, print_notes, print_tables, print_verdict
 from kvbench.results.document import Document
-from kvbench.results.tier_probe import LatencyPoint, MixedLoads, PolicyCase, TierCase, TierPhase, TierProbeResult
+from kvbench.results.tier_probe import (
+    LatencyPoint,
+    MixedLoads,
+    PolicyCase,
+    TierCase,
+    TierPhase,
+    TierProbeResult,
+    call_times,
+)
 
 _MOST_POINTS = 200
+_MOST_TICKS = 6
 _QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -133,7 +142,7 @@ def _tier_table(result: TierProbeResult) -> TextTable:
     for case in result.tiers:
         sizes = sorted({point.blocks for point in (*case.stores, *case.loads)})
         if not sizes:
-            rows.append((_tier(case), case.status, "", "", "", "", "", ""))
+            rows.append((_tier(case), case.status, *[""] * 7))
         for size in sizes:
             store = next((point for point in case.stores if point.blocks == size), None)
             load = next((point for point in case.loads if point.blocks == size), None)
@@ -144,27 +153,25 @@ def _tier_table(result: TierProbeResult) -> TextTable:
                     _tier(case),
                     f"{size} block{'' if size == 1 else 's'}",
                     _rate(store),
-                    _median(store),
+                    "-" if store is None or store.median_call_s is None else format_duration(store.median_call_s),
+                    _latency(store, 0.5),
                     _rate(load),
                     *(_latency(load, quantile) for quantile in _QUANTILES),
                 )
             )
     return TextTable(
         title="Each tier by itself",
-        columns=("tier", "call of", "store", "ready p50", "load", "p50", "p90", "p99"),
+        columns=("tier", "call of", "store", "caller", "ready", "load", "p50", "p90", "p99"),
         rows=tuple(rows),
         highlight=frozenset(highlight),
-        note=f"store, load: bytes over the median time of a call. ready: until the tier has the blocks. "
-        f"p50, p90, p99: of loads; max where fewer than {least_samples(0.99)} calls are too few for a p99.",
+        note=f"store, load: bytes over the median time of a call. caller, ready: how long a store holds its caller, "
+        f"and until the tier has the blocks (medians). p50, p90, p99: of loads; max where fewer than "
+        f"{least_samples(0.99)} calls are too few for a p99.",
     )
 
 
 def _rate(point: LatencyPoint | None) -> str:
     return "-" if point is None else format_bandwidth(point.bytes_per_s)
-
-
-def _median(point: LatencyPoint | None) -> str:
-    return "-" if point is None else _latency(point, 0.5)
 
 
 def _latency(point: LatencyPoint | None, quantile: float) -> str:
@@ -196,7 +203,7 @@ def _mixed_table(result: TierProbeResult) -> TextTable:
     highlight = set()
     for case in result.policies:
         if not case.mixed:
-            rows.append((case.name, case.status, "", "", "", "", "", ""))
+            rows.append((case.name, case.status, *[""] * 6))
         for mixed in case.mixed:
             rows.append((case.name, mixed.tier, "idle", *_quantiles(mixed.idle), "", ""))
             highlight.add(len(rows))
@@ -376,14 +383,15 @@ def _plots(result: TierProbeResult) -> tuple[LinePlot, ...]:
 
 def _plot(case: PolicyCase) -> LinePlot:
     """The share of loads that took longer, per tier: no stores, and stores queued."""
-    series = []
+    series: list[Series] = []
     phases: tuple[tuple[TierPhase, str], ...] = (("idle", "no stores"), ("saturated", "stores queued"))
     for mixed in case.mixed:
         for phase, label in phases:
-            calls = sorted(seconds for sample in mixed.samples if sample.phase == phase for seconds in sample.calls_s)
+            calls = call_times(sample for sample in mixed.samples if sample.phase == phase)
             if calls:
-                points = _longer(calls)
+                points = _longer(sorted(calls))
                 series.append(Series(name=f"{mixed.tier}, {label}", points=points, dashed=phase == "idle"))
+    times = [seconds for one in series for seconds, _ in one.points]
     return LinePlot(
         title=f"Loads that take longer, {case.name}",
         x_label="time of a load",
@@ -391,6 +399,7 @@ def _plot(case: PolicyCase) -> LinePlot:
         series=tuple(series),
         x_format=format_duration,
         y_format=_share,
+        x_ticks=log_ticks(min(times), max(times), most=_MOST_TICKS),
         legend_beside=True,
     )
 

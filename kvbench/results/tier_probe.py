@@ -1,5 +1,6 @@
 """What `kvbench probe tiers` measured: each tier of a stack by itself, and the stack under each write policy."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -51,6 +52,11 @@ class LatencyPoint:
         return next((found for found in self.percentiles if found.quantile == quantile), None)
 
 
+def call_times(samples: Iterable[TierSample]) -> list[float]:
+    """Seconds of every single call."""
+    return [seconds for sample in samples for seconds in sample.calls_s or (sample.seconds,)]
+
+
 def latency_points(samples: tuple[TierSample, ...], phase: TierPhase) -> tuple[LatencyPoint, ...]:
     """One point per number of blocks of a call, in order."""
     groups: dict[int, list[TierSample]] = {}
@@ -61,7 +67,7 @@ def latency_points(samples: tuple[TierSample, ...], phase: TierPhase) -> tuple[L
 
 
 def _point(blocks: int, samples: list[TierSample]) -> LatencyPoint:
-    calls = [seconds for sample in samples for seconds in sample.calls_s or (sample.seconds,)]
+    calls = call_times(samples)
     waits = [sample.call_s for sample in samples if sample.call_s is not None]
     return LatencyPoint(
         blocks=blocks,
