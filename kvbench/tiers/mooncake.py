@@ -1,6 +1,7 @@
 """Tier `mooncake`: one object per block in a Mooncake store, through its own client and registered memory."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -57,6 +58,7 @@ _TRIAL = (
 
 def open_mooncake(spec: TierSpec, *, block_bytes: int, name: str) -> StagedTier:
     """The tier that `mooncake://MASTER:PORT` spells. The client is set up when it is first needed."""
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # it tells of every client that it makes
     try:
         import mooncake.store
     except ImportError as error:

@@ -364,3 +364,28 @@ def test_gds_moves_exactly_and_reports_what_carried_the_bytes(
         assert engine.what_ran() == "nvidia-fs carried 3 operations"
         engine.close()
     assert cufile.calls == ["driver_open", "buf_deregister", "handle_deregister", "driver_close"]
+
+
+def test_the_file_tier_stores_and_loads_through_gds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kvbench.core.block_key import BlockKey
+    from kvbench.tiers.base import Block, Wanted
+    from kvbench.tiers.file.tier import FileTier
+
+    monkeypatch.setattr(gds, "no_gpu_reason", lambda: None)
+    monkeypatch.setattr(gds, "cuda_runtime", FakeCuda)
+    bindings = SimpleNamespace(cufile=FakeCufile())
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    tier = FileTier(tmp_path / "kv", block_bytes=20_000, io="gds", direct=False, depth=3)
+    chance = random.Random(7)
+    blocks = {BlockKey(chance.randbytes(16), chance.randbytes(32)): chance.randbytes(1 + 999 * n) for n in range(20)}
+    stored = tier.store([Block(key, memoryview(data)) for key, data in blocks.items()])
+    assert {outcome.result for outcome in stored} == {"ok"}
+    for _ in range(2):
+        into = {key: bytearray(len(data)) for key, data in blocks.items()}
+        loaded = tier.load([Wanted(key, memoryview(buffer)) for key, buffer in into.items()])
+        assert {outcome.result for outcome in loaded} == {"ok"}
+        assert into == blocks
+        tier.close()
+        tier = FileTier(tmp_path / "kv", block_bytes=20_000, io="psync", direct=False)
+    tier.close()

@@ -27,9 +27,8 @@ def etcd() -> Server:
 
 @functools.cache
 def s3() -> Server:
-    """Any credentials do, but a client wants some."""
-    os.environ.setdefault("AWS_ACCESS_KEY_ID", "any")
-    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", "any")
+    """Any credentials do, but a client wants some; those of the whole run are set here."""
+    os.environ["AWS_ACCESS_KEY_ID"] = os.environ["AWS_SECRET_ACCESS_KEY"] = "any"
     return _running.enter_context(start.seaweedfs(_folder("seaweedfs")))
 
 

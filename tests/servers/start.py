@@ -93,7 +93,8 @@ def _set_namespace(descriptor: int) -> None:
 @contextlib.contextmanager
 def mooncake(folder: Path, *, segments: int = 1, segment_bytes: int = 256 * MIB) -> Iterator[MooncakeStore]:
     """A Mooncake master and `segments` processes that lend memory. All of them listen on every address that they find,
-    so they get a network namespace with nothing but a loopback.
+    so they get a network namespace with nothing but a loopback. One such store for a process: the client's threads are
+    made once, and stay in the namespace of the first.
     """
     if os.geteuid() != 0:
         unavailable("a network namespace for Mooncake needs root")
@@ -108,7 +109,7 @@ def mooncake(folder: Path, *, segments: int = 1, segment_bytes: int = 256 * MIB)
     rpc, metrics = 50051, 9003  # nobody else is in there
     command = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", str(binary)]
     command += ["-rpc_port", str(rpc), "-rpc_address", "127.0.0.1", "-metrics_host", "127.0.0.1"]
-    command += ["-metrics_port", str(metrics)]
+    command += ["-metrics_port", str(metrics), "-client_ttl", "120"]  # a test stops the master for a while
     (folder / "segment.py").write_text(_SEGMENT)
     log = folder / "log"
 

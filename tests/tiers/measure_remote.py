@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from kvbench.core.units import KIB, MIB, format_bandwidth, format_bytes, format_duration
-from kvbench.tiers.base import Tier
+from kvbench.tiers.base import Tier, Wanted
 from kvbench.tiers.metadata import Location, open_metadata
 from kvbench.tiers.registry import open_tier
 from tests.servers import shared
-from tests.tiers.remote_places import loaded, new_blocks, new_keys, results, s3_prefix
+from tests.tiers.remote_places import new_blocks, new_keys, results, s3_prefix
 
 _BATCH = 16
 _ROUNDS = 3
@@ -61,12 +61,15 @@ def _bandwidths(tier: Tier, block_bytes: int) -> tuple[float, float]:
     best = [0.0, 0.0]
     for _ in range(_ROUNDS):
         blocks = new_blocks(_BATCH, block_bytes)
+        buffers = [bytearray(block_bytes) for _ in blocks]
+        wanted = [Wanted(block.key, memoryview(buffer)) for block, buffer in zip(blocks, buffers, strict=True)]
         begin_s = time.perf_counter()
         assert set(results(tier.store(blocks))) == {"ok"}
         stored_s = time.perf_counter()
-        outcomes, _ = loaded(tier, blocks)
+        outcomes = tier.load(wanted)
         loaded_s = time.perf_counter()
         assert set(results(outcomes)) == {"ok"}
+        assert all(buffer == block.data for block, buffer in zip(blocks, buffers, strict=True))
         best = [
             max(best[0], _BATCH * block_bytes / (stored_s - begin_s)),
             max(best[1], _BATCH * block_bytes / (loaded_s - stored_s)),
@@ -87,7 +90,9 @@ def _lookups(spelling: str, keys_at_once: int) -> str:
     writer.close()
     p50_s, p99_s = stats.lookup_p50_s or 0.0, stats.lookup_p99_s or 0.0
     kept = "kept" if stats.budget_kept else "not kept"
-    return f"p50 {format_duration(p50_s)}, p99 {format_duration(p99_s)}, budget {format_duration(stats.budget_s)} {kept}"
+    return (
+        f"p50 {format_duration(p50_s)}, p99 {format_duration(p99_s)}, budget {format_duration(stats.budget_s)} {kept}"
+    )
 
 
 if __name__ == "__main__":

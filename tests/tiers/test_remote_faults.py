@@ -14,6 +14,7 @@ from kvbench.tiers.registry import open_tier
 from tests.servers import start
 from tests.servers.processes import free_ports
 from tests.servers.proxy import Fault, Proxy, proxied
+from tests.servers.start import MooncakeStore
 from tests.tiers.remote_places import BLOCK_BYTES, assert_loads, loaded, new_blocks, results, s3_prefix
 
 TIMEOUT_S = 1.0
@@ -34,11 +35,7 @@ FAULTS = {
 
 
 @pytest.fixture(params=["redis", "s3", "nixl+obj"])
-def proxy_and_tier(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Proxy, Tier]]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+def proxy_and_tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, Tier]]:
     kind: str = request.param
     server = request.getfixturevalue("redis_server" if kind == "redis" else "s3_server")
     with proxied(server) as proxy:
@@ -172,8 +169,6 @@ def test_a_redis_without_room_says_full_and_keeps_what_it_has(tmp_path: Path) ->
 def test_a_missing_bucket_and_missing_credentials_are_reasons(
     s3_server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     tier = open_tier(f"s3://nowhere-at-all/x?endpoint=http://{s3_server.address}", block_bytes=BLOCK_BYTES)
     (block,) = new_blocks(1)
     (outcome,), _ = loaded(tier, [block])
@@ -190,8 +185,9 @@ def test_a_missing_bucket_and_missing_credentials_are_reasons(
     tier.close()
 
 
-def test_a_mooncake_master_that_hangs_is_left_alone_and_picked_up_again(tmp_path: Path) -> None:
-    with start.mooncake(tmp_path) as store, store.inside():
+def test_a_mooncake_master_that_hangs_is_left_alone_and_picked_up_again(mooncake_store: MooncakeStore) -> None:
+    store = mooncake_store
+    with store.inside():
         tier = open_tier(
             f"mooncake://{store.master.address}?timeout=2s&deadline=6s&buffer=1MiB", block_bytes=BLOCK_BYTES
         )

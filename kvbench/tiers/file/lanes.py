@@ -62,7 +62,7 @@ class Lanes:
         self._idle: queue.SimpleQueue[_Lane] = queue.SimpleQueue()
         if direction == "load":
             count = min(_LOAD_LANES, settings.depth + 1)
-            settings = replace(settings, depth=-(-settings.depth // (count - 1)))
+            settings = replace(settings, depth=-(-settings.depth // 2))
         else:
             count = _STORE_LANES
         self._lane_depth = settings.depth
