@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
@@ -367,7 +368,7 @@ class _Driver:
             self._last_failure = ", ".join(f"{count} {result}" for result, count in bad.items())
             return False
         blocks = batch * len(ranges)
-        self._sample("store", blocks, seconds, calls, call_s=max(call for call, _ in results))
+        self._sample("store", blocks, seconds, calls, call_s=median([call for call, _ in results]))
         return True
 
     def _storing(self, indexes: range) -> Callable[[], tuple[float, Mapping[str, Mapping[str, int]]]]:

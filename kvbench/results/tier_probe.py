@@ -20,8 +20,9 @@ class TierSample:
     """One timed call, or several that began together.
 
     `seconds` lasts until the last block was there: in the buffers of a load, ready in every tier of a store that takes
-    it. `call_s` is how long a store held its caller. `calls_s` are the calls that began together, one by one.
-    `queue_ratio`: how full the fullest store queue was right after, of a load beside stores.
+    it. `call_s` is how long a store held its caller, the median of several. `calls_s` are the calls that began
+    together, one by one, where there were several. `queue_ratio`: how full the fullest store queue was right after, of a
+    load beside stores.
     """
 
     phase: TierPhase

@@ -21,6 +21,7 @@ from kvbench.results.codec import from_json, to_json
 from kvbench.results.document import new_document, numbers_without_origin
 from kvbench.results.host import Host
 from kvbench.results.tier_probe import PolicyCase, TierCase, TierProbeResult
+from tests.servers.processes import Server
 
 ROOT = Path(__file__).parents[2]
 BLOCK_BYTES = 28 * 2 * 256  # qwen3-0.6b on one of 8 ranks: 28 layers, K and V, one head of 128 bf16, one token
@@ -260,6 +261,18 @@ def test_ctrl_c_saves_what_was_measured_and_leaves_no_directory(tmp_path: Path) 
     assert len(first["samples"]) > 2
     assert (second["status"], second["reason"]) == ("skipped", "interrupted before it began")
     assert list(disk.iterdir()) == []
+
+
+def test_a_store_on_the_network_is_driven_and_left_empty(redis_server: Server) -> None:
+    import redis
+
+    result = run_plan(f"dram:4MiB + redis://{redis_server.address}/6", "policies=write-through", "concurrency=2")
+    assert [(case.name, case.status, case.reason) for case in every(result)] == [
+        ("dram alone, ×2", "ok", None), ("redis alone, ×2", "ok", None), ("write-through, ×2", "ok", None),
+    ]  # fmt: skip
+    assert all(edge.agrees for edge in result.policies[0].edges)
+    client: Any = redis.Redis.from_url(f"redis://{redis_server.address}/6")
+    assert client.dbsize() == 0
 
 
 def test_the_total_time_bounds_which_cases_begin() -> None:
