@@ -21,8 +21,8 @@ class TierSample:
 
     `seconds` lasts until the last block was there: in the buffers of a load, ready in every tier of a store that takes
     it. `call_s` is how long a store held its caller, the median of several. `calls_s` are the calls that began
-    together, one by one, where there were several. `queue_ratio`: how full the fullest store queue was right after, of a
-    load beside stores.
+    together, one by one, where there were several. `queue_ratio`, of a load beside stores: how full the fullest store
+    queue was right after.
     """
 
     phase: TierPhase
