@@ -13,7 +13,7 @@ from kvbench.cli.options import Html, Json, Out, Quiet
 from kvbench.core.errors import KvbenchError, UsageError
 
 if TYPE_CHECKING:
-    from kvbench.engines.base import Arm, EngineAdapter
+    from kvbench.engines.base import Arm, EngineAdapter, EngineOptions
     from kvbench.results.document import Document
     from kvbench.results.replay import ReplayResult
     from kvbench.workloads.base import RequestPlan
@@ -57,11 +57,18 @@ def replay(
     ] = "builtin",
     arm: Annotated[
         list[str],
-        typer.Option(metavar="ARM", help="off, l1, l1=64MiB, l1+l2=16GiB, l1+l2=1GiB+l3=/path, NAME=http://…; repeat."),
+        typer.Option(metavar="ARM", help="off, l1, l1=64MiB, l1+l2=1GiB+l3=/path, NAME@l1+l2, NAME=http://…; repeat."),
     ] = [],  # noqa: B006 - Typer copies it; a None default would make the option look required
     model: Annotated[str | None, typer.Option(help="Model to serve, or the one to ask for.")] = None,
     engine_arg: Annotated[
         list[str], typer.Option(metavar="ARGUMENT", help="Passed on to each server that is started; repeat.")
+    ] = [],  # noqa: B006
+    engine_program: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The engine in an environment of its own: /opt/vllm/bin/vllm."),
+    ] = None,
+    engine_env: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="Set for each server that is started; repeat.")
     ] = [],  # noqa: B006
     work_dir: Annotated[
         Path | None,
@@ -116,6 +123,7 @@ def replay(
 
     from kvbench.cli.emit import command_line, progress
     from kvbench.core.units import parse_duration
+    from kvbench.engines.base import EngineOptions
     from kvbench.replay.commands import dry_run_text, export_text, workload_list_text
     from kvbench.replay.experiment import FALLBACK_VOCABULARY, provenance
     from kvbench.replay.experiment import replay as run_replay
@@ -172,7 +180,15 @@ def replay(
         url = next((one.url for one in arms if one.url), None) or "http://127.0.0.1:8000"
         typer.echo(export_text(traffic, plan, export.value, url=url, model=model or "MODEL", folder=Path()))
         return ExitCode.OK
-    adapters = _adapters(arms, default_engine, model, engine_arg, work_dir, parse_duration(start_timeout))
+    options = EngineOptions(
+        model=model,
+        executable=engine_program,
+        work_dir=work_dir,
+        arguments=tuple(engine_arg),
+        environment=_environment(engine_env),
+        start_timeout_s=parse_duration(start_timeout),
+    )
+    adapters = _adapters(arms, default_engine, options)
     if servers is None and default_engine in ("vllm", "sglang"):
         settings = replace(settings, servers="one-at-a-time")
     if dry_run:
@@ -217,18 +233,19 @@ def _arms(engine: str, spelled: list[str]) -> "tuple[tuple[Arm, ...], str]":
     return parse_arms(spelled or list(_DEFAULT_ARMS)), engine
 
 
-def _adapters(
-    arms: "tuple[Arm, ...]",
-    engine: str,
-    model: str | None,
-    arguments: list[str],
-    work_dir: Path | None,
-    start_timeout_s: float,
-) -> dict[str, "EngineAdapter"]:
-    from kvbench.engines.base import EngineOptions
+def _environment(pairs: list[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--engine-env {pair!r} is not NAME=VALUE; write it like PYTHONPATH=/opt/lmcache_site")
+        settings[name] = value
+    return settings
+
+
+def _adapters(arms: "tuple[Arm, ...]", engine: str, options: "EngineOptions") -> dict[str, "EngineAdapter"]:
     from kvbench.engines.registry import open_engine
 
-    options = EngineOptions(model=model, work_dir=work_dir, arguments=tuple(arguments), start_timeout_s=start_timeout_s)
     names = {"url" if arm.url else engine for arm in arms}
     opened = {name: open_engine(name, options) for name in names}
     return {arm.name: opened["url" if arm.url else engine] for arm in arms}

@@ -13,7 +13,9 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A shipped shape, a catalogue name or a model directory.")
     ] = None,
-    l1: Annotated[str, typer.Option(metavar="SIZE", help="Size of the nearest tier, hbm; 0 for none.")] = "64MiB",
+    l1: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size of the nearest tier, hbm (64MiB); 0 for none.")
+    ] = None,
     tier: Annotated[
         list[str], typer.Option(metavar="SPEC", help="A tier below: dram:256MiB, file:DIR, … Nearest first.")
     ] = [],  # noqa: B006 - Typer copies it; a None default would make the option look required
@@ -27,6 +29,14 @@ def serve(
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of random weights.")] = 0,
+    layers_per_kind: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Keep N layers of each kind of a shape with random weights."),
+    ] = None,
+    layer_ranges: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Load KV in N ranges of layers, each while the one before computes."),
+    ] = None,
     split: Annotated[
         bool, typer.Option("--split", help="Compute the front of a prefix while its back loads, where that is faster.")
     ] = False,
@@ -71,6 +81,8 @@ def serve(
             device=device,
             dtype=dtype,
             seed=seed,
+            layers_per_kind=layers_per_kind,
+            layer_ranges=layer_ranges,
             split=split,
             max_running=max_running,
             max_waiting=max_waiting,

@@ -173,7 +173,7 @@ def seconds_from_ms(elapsed_ms: float) -> float:
     return elapsed_ms * 1e-3
 
 
-def ms_from_seconds(seconds: float) -> float:
+def exact_ms_from_seconds(seconds: float) -> float:
     """For files of other tools whose times are in milliseconds."""
     return seconds * 1e3
 
@@ -183,6 +183,6 @@ def ns_from_seconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def ms_from_seconds(seconds: float) -> int:
+def whole_ms_from_seconds(seconds: float) -> int:
     """A duration as Redis takes it, in whole milliseconds and at least one."""
     return max(1, round(seconds * 1e3))

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from dataclasses import replace
 
 from kvbench.core.errors import UsageError
 from kvbench.engines.base import Arm, ArmTier
@@ -17,13 +18,16 @@ _NAMES = {
 _ORDER = ("hbm", "dram", "file", "remote", "lmcache", "mooncake")
 # A plus sign inside a path or an address is not a separator unless a tier's name follows it.
 _SEPARATOR = re.compile(r"\+(?=(?:" + "|".join(_NAMES) + r")(?:=|\+|$))")
+_NAMED = re.compile(r"([^@=/]+)@(.+)")
 _URL = re.compile(r"(?:([^=/]+)=)?(https?://\S+)")
 _EXAMPLES = "off, l1, l1=64MiB, l1+l2=16GiB, l1+l2=1GiB+l3=/mnt/kv, l1+lmcache=4GiB, on=http://127.0.0.1:8000"
 
 
 def parse_arm(text: str) -> Arm:
-    """The arm that `text` spells; its name is the spelling, or what stands before the `=` of an address."""
+    """The arm that `text` spells; its name is the spelling, or what stands before `@` or the `=` of an address."""
     text = text.strip()
+    if named := _NAMED.fullmatch(text):
+        return replace(parse_arm(named[2]), name=named[1])
     if address := _URL.fullmatch(text):
         return Arm(name=address[1] or address[2], url=address[2].rstrip("/"))
     if text in NO_REUSE:

@@ -33,7 +33,10 @@ class Reply:
 def call(
     url: str, path: str, *, method: str = "GET", body: object = None, key: str | None = None, timeout_s: float = 30.0
 ) -> Reply:
-    """One request to `url` + `path`; a server that does not answer is a Reply of status 0, not an exception."""
+    """One request to `url` + `path`; a server that does not answer is a Reply of status 0, not an exception.
+
+    `key` goes along as bearer token, for control calls that a server guards.
+    """
     host, port, base, secure = split_url(url)
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     connection = kind(host, port, timeout=timeout_s)

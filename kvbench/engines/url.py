@@ -95,8 +95,15 @@ def detect(url: str, *, model: str | None = None, pid: int | None = None, timeou
         page_tokens=_page_tokens(settings, page),
         kv_bytes_per_token=_number(settings.get("kv_bytes_per_token")),
         max_model_tokens=_integer(entry.get("max_model_len") or settings.get("max_context_tokens")),
+        takes_ids=dialect != "unknown" or _takes_ids(url, chosen, timeout_s),
         pid=pid,
     )
+
+
+def _takes_ids(url: str, model: str, timeout_s: float) -> bool:
+    """Whether a server of unknown make accepts token ids as a prompt; where it does not, words are sent instead."""
+    body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 1}
+    return call(url, "/v1/completions", method="POST", body=body, timeout_s=timeout_s).ok
 
 
 def _vocab_of_folder(*folders: object) -> int | None:

@@ -104,10 +104,10 @@ def doubts_about(
     unproved = [run for run in both if run.cache.state == "unverified"]
     if unproved:
         doubts.append(f"nothing shows that {len(unproved)} runs started cold: {unproved[0].cache.reason}")
-    idle = _not_exercised(base, arm, summaries)
-    if idle:
+    idle, decisive = _not_exercised(base, arm, summaries)
+    doubts += idle
+    if decisive:
         verdict = verdict or "tier not exercised"
-        doubts += idle
     swamped = sorted({run.arm for run in both if any(warning.code == "saturated" for warning in run.warnings)})
     if swamped:
         verdict = verdict or "saturated"
@@ -119,11 +119,11 @@ def doubts_about(
     return verdict, tuple(doubts)
 
 
-def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSummary]) -> list[str]:
-    """Reasons to say that the tiers the arms differ in did not make the difference."""
+def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSummary]) -> tuple[list[str], bool]:
+    """Tiers that did not do what the arms differ in, and whether that leaves no tier that could make the difference."""
     by_arm = {one.arm: one for one in summaries}
     if base.name not in by_arm or arm.name not in by_arm:
-        return []
+        return [], False
     added = [tier for tier in arm.tiers if tier not in base.tiers]
     reasons = []
     use = {one.tier: one for one in by_arm[arm.name].tier_use}
@@ -132,13 +132,14 @@ def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSumma
         found = use.get(products.get(tier, tier))
         if found is not None and found.exercised is False:
             reasons.append(f"{arm.name} served no token from its {tier} tier")
+    all_idle = bool(added) and len(reasons) == len(added)
     wanted = {products.get(tier, tier) for tier in added}
-    reasons += [
+    both = [
         f"{base.name} was served by {one.tier} too, which it should not have"
         for one in by_arm[base.name].tier_use
         if one.tier in wanted and one.tier not in base.tiers and one.exercised
     ]
-    return reasons
+    return reasons + both, all_idle or bool(both)
 
 
 def bytes_doubts(summary: ArmSummary) -> list[str]:
@@ -166,7 +167,7 @@ def hit_rows(arms: Sequence[ArmRecord], runs: Sequence[Run], *, margin_ratio: fl
         groups: dict[tuple[str, int], list[tuple[Run, RequestSample]]] = {}
         for run in mine:
             for request in run.finished:
-                tier = served_by(request)
+                tier = served_by(request, run)
                 if tier is not None and request.ttft_s is not None:
                     groups.setdefault((tier, _length_bin(request)), []).append((run, request))
         for tier, length in sorted(groups):
@@ -176,13 +177,13 @@ def hit_rows(arms: Sequence[ArmRecord], runs: Sequence[Run], *, margin_ratio: fl
     return tuple(rows)
 
 
-def served_by(request: RequestSample) -> str | None:
+def served_by(request: RequestSample, run: Run) -> str | None:
     """The tier that served most of a prompt: `miss` below half of it, None where the server does not say."""
     if request.cached_tokens is None:
         return None
     if request.cached_tokens < _LEAST_MATCHED * (request.prompt_tokens or request.planned_tokens):
         return "miss"
-    return request.hit_tier
+    return run.tier_of(request)
 
 
 def _length_bin(request: RequestSample) -> int:
@@ -235,7 +236,7 @@ def _against(
         for run in runs
         if run.arm == other and run.complete
         for request in run.finished
-        if served_by(request) == "miss" and request.ttft_s
+        if served_by(request, run) == "miss" and request.ttft_s
     }
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run, request in found:

@@ -13,9 +13,7 @@ from kvbench.workloads.base import PlannedRequest, RequestPlan
 _MOST_TOKENS_MADE_HERE = 8_000_000  # beyond, workers make the tokens from the recipes just before they send them
 
 
-def worker_plan(
-    plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: str | None = None, api_key: str | None = None
-) -> WorkerPlan:
+def worker_plan(plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: str | None = None) -> WorkerPlan:
     """The plan as one worker's; `split` in the generator divides it."""
     host, port, base, secure = split_url(endpoint.url)
     here = sum(request.prompt_tokens for request in plan.requests) <= _MOST_TOKENS_MADE_HERE
@@ -24,7 +22,6 @@ def worker_plan(
         port=port,
         secure=secure,
         path=f"{base}/v1/completions",
-        headers=(("Authorization", f"Bearer {api_key}"),) if api_key else (),
         fields=request_fields(endpoint, salt=salt, history=plan.history == "engine"),
         requests=tuple(_load_request(request, here) for request in plan.requests),
         slots=plan.concurrency if plan.loop == "closed" else None,

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from threading import Event, Thread
 
@@ -99,10 +99,13 @@ def run_once(
     with _Traffic(adapter, endpoint, before, every_s=settings.scrape_every_s) as traffic:
         load = run_load(load_plan, workers=settings.workers, watch=watch)
     death = adapter.death(endpoint)
-    after = before if death else _settled(adapter, endpoint)
+    after: TierCounters | None = None
+    try:
+        after = None if death else _settled(adapter, endpoint)
+    except KeyboardInterrupt:  # the requests are done; they stay
+        load = replace(load, stopped="interrupted")
     planned = {request.index: request for request in plan.requests}
     samples = tuple(sample(one, planned, load.anchor_ns) for one in load.finished)
-    counted = bool(before.prompt_tokens) and not death
     return Run(
         arm=arm,
         round=round_,
@@ -111,11 +114,11 @@ def run_once(
         requests=samples,
         not_sent=load.not_sent,
         duration_s=max((one.end_s for one in samples), default=load.run_s),
-        counters=after.since(before) if counted else None,
+        counters=after.since(before) if after is not None and before.prompt_tokens else None,
         traffic=traffic.points(load.anchor_ns),
         client=_health(load, samples),
         stopped=load.stopped or death,
-        warnings=_warnings(load, samples, plan),
+        warnings=_warnings(load, samples, plan, endpoint.takes_ids),
     )
 
 
@@ -191,7 +194,9 @@ def _health(load: LoadResult, samples: tuple[RequestSample, ...]) -> ClientHealt
     )
 
 
-def _warnings(load: LoadResult, samples: tuple[RequestSample, ...], plan: RequestPlan) -> tuple[Warning_, ...]:
+def _warnings(
+    load: LoadResult, samples: tuple[RequestSample, ...], plan: RequestPlan, takes_ids: bool
+) -> tuple[Warning_, ...]:
     found = []
     health = _health(load, samples)
     if plan.loop == "open" and (health.send_lag_p99_s or 0.0) > LATE_S:
@@ -251,7 +256,15 @@ def _warnings(load: LoadResult, samples: tuple[RequestSample, ...], plan: Reques
                 remedy="the latencies measure how long the run was; lower --rate",
             )
         )
-    exact = plan.history == "synthetic"
+    if not takes_ids:
+        found.append(
+            Warning_(
+                code="words",
+                message="the server takes no token ids, so each id was sent as one word of text",
+                remedy="prefixes are shared as planned, but prompts have as many tokens as its tokenizer makes of them",
+            )
+        )
+    exact = plan.history == "synthetic" and takes_ids
     mismatched = [
         one
         for one in samples

@@ -150,7 +150,7 @@ def _arm_table(result: ReplayResult) -> TextTable:
         rows.append(
             (
                 one.arm,
-                _with_interval(one.ttft_s),
+                _middle_text(one.ttft_s),
                 tail,
                 f"{one.requests_per_s:.2f}",
                 f"{one.output_tokens_per_s:.1f}",
@@ -164,7 +164,7 @@ def _arm_table(result: ReplayResult) -> TextTable:
     return TextTable(
         title="Arms",
         columns=(
-            "arm", "TTFT p50 (95 %)", f"TTFT {name}", "req/s", "out tok/s", "cached", *sources, "start", "ok",
+            "arm", "TTFT p50", f"TTFT {name}", "req/s", "out tok/s", "cached", *sources, "start", "ok",
         ),
         left=frozenset({"start"}),
         rows=tuple(rows),
@@ -184,13 +184,9 @@ def _tail(spread: Distribution | None) -> tuple[str, str]:
     return format_duration(spread.maximum), "max"
 
 
-def _with_interval(spread: Distribution | None) -> str:
+def _middle_text(spread: Distribution | None) -> str:
     middle = spread.at(0.5) if spread else None
-    if middle is None:
-        return "-"
-    if middle.low is None or middle.high is None:
-        return format_duration(middle.value)
-    return f"{format_duration(middle.value)} ({format_duration(middle.low)} to {format_duration(middle.high)})"
+    return "-" if middle is None else format_duration(middle.value)
 
 
 def _ratio_text(one: ArmSummary) -> str:
@@ -326,7 +322,7 @@ def _latency_table(result: ReplayResult) -> TextTable:
                 rows.append((one.arm, name, str(spread.count), *_cells(spread)))
     return TextTable(
         title="Latencies of all runs together",
-        columns=("arm", "quantity", "n", "mean", "p50", "p90", "p95", "p99 (95 %)", "max"),
+        columns=("arm", "quantity", "n", "mean", "p50 (95 %)", "p90", "p95", "p99 (95 %)", "max"),
         left=frozenset({"quantity"}),
         rows=tuple(rows),
         note=f"A percentile needs enough values: {least_samples(0.9)} for p90, {least_samples(0.95)} for p95, "
@@ -340,7 +336,7 @@ def _cells(spread: Distribution) -> tuple[str, ...]:
         found = spread.at(quantile)
         if found is None:
             cells.append("-")
-        elif quantile == 0.99 and found.low is not None and found.high is not None:
+        elif quantile in (0.5, 0.99) and found.low is not None and found.high is not None:
             cells.append(f"{_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)})")
         else:
             cells.append(_signed(found.value))

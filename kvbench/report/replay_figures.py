@@ -67,11 +67,11 @@ def ttft_by_tier_svg(result: ReplayResult) -> str:
     for run in result.runs:
         for request in run.finished:
             if request.ttft_s is not None and request.ttft_s > 0:
-                tier = request.hit_tier
+                tier = run.tier_of(request)
                 groups.setdefault(run.arm + ("" if tier is None else f", {tier}"), []).append(request.ttft_s)
     shown = sorted(groups.items(), key=lambda item: -len(item[1]))[:_MOST_SERIES]
     plot_height = 260.0
-    drawing = _Drawing("TTFT by the tier that served the prompt", _TOP + plot_height + 50)
+    drawing = _Drawing("TTFT by the tier that served the prompt", _TOP + plot_height + 54 + 18 * len(shown))
     if not shown:
         return drawing.svg()
     low = min(min(values) for _, values in shown)
@@ -95,9 +95,9 @@ def ttft_by_tier_svg(result: ReplayResult) -> str:
             points += [(x_of(ordered[rank]), points[-1][1]), (x_of(ordered[rank]), y)]
         points.append((x_of(ordered[-1]), _TOP))
         drawing.path(points, colour)
-        y = _TOP + 16 + 18 * number
-        drawing.line(0, y - 4, 18, y - 4, colour, width=3)
-        drawing.text(24, y, f"{name} ({len(values)})")
+        y = bottom + 60 + 18 * number
+        drawing.line(_LEFT, y - 4, _LEFT + 18, y - 4, colour, width=3)
+        drawing.text(_LEFT + 26, y, f"{name} ({len(values)} requests)")
     drawing.text((_LEFT + _WIDTH) / 2, bottom + 38, "time to first token, from the intended send time", anchor="middle")
     return drawing.svg()
 
@@ -111,7 +111,7 @@ def paired_differences_svg(result: ReplayResult) -> str:
     ratios = [value for one in shown for value in (*_pair_ratios(one), one.low or one.ratio, one.high or one.ratio)]
     low, high = min([*ratios, 1 / (1 + 2 * result.margin_ratio)]), max([*ratios, 1 + 2 * result.margin_ratio])
     low, high = max(low, 1e-3), min(high, 1e3)
-    left = _LEFT + 110
+    left = min(480.0, 40 + 7.2 * max((len(_label(one)) for one in shown), default=20))
     x_of = _log_scale(low, high, left, _WIDTH - _RIGHT)
     bottom = _TOP + row * len(shown) + 4
     drawing.box(
@@ -124,7 +124,7 @@ def paired_differences_svg(result: ReplayResult) -> str:
     for number, one in enumerate(shown):
         y = _TOP + row * number + 12
         colour = _COLOURS[_SHOWN.index(one.quantity) % len(_COLOURS)]
-        drawing.text(0, y + 4, f"{one.arm} / {one.base}, {one.quantity}")
+        drawing.text(0, y + 4, _label(one))
         if one.low is not None and one.high is not None:
             drawing.line(x_of(one.low), y, x_of(one.high), y, colour, width=5, opacity=0.35)
         drawing.line(x_of(one.ratio), y - 7, x_of(one.ratio), y + 7, colour, width=2.5)
@@ -132,6 +132,11 @@ def paired_differences_svg(result: ReplayResult) -> str:
             drawing.dot(x_of(value), y, colour)
     drawing.text(x_of(1.0), bottom + 34, "the same", anchor="middle", faint=True)
     return drawing.svg()
+
+
+def _label(one: Comparison) -> str:
+    names = f"{one.arm} / {one.base}"
+    return f"{names if len(names) <= 50 else names[:49] + '…'}, {one.quantity}"
 
 
 def _pair_ratios(one: Comparison) -> list[float]:
@@ -148,14 +153,14 @@ def timeline_svg(result: ReplayResult) -> str:
     longest = max((run.duration_s for run in runs), default=1.0) or 1.0
     tiers = sorted({tier for run in runs for point in run.traffic for tier, count in point.load_bytes.items() if count})
     for number, run in enumerate(runs):
-        top = _TOP + panel * number + 8
-        bottom = top + panel - 34
+        top = _TOP + panel * number + 24
+        bottom = top + panel - 40
         x_of = _linear_scale(0.0, longest, _LEFT, _WIDTH - _RIGHT)
         drawing.line(_LEFT, bottom, _WIDTH - _RIGHT, bottom, opacity=0.4)
-        drawing.text(0, top + 12, f"{run.arm}, round {run.round + 1}")
+        drawing.text(_LEFT, top - 6, f"{run.arm}, round {run.round + 1}")
         _bars(drawing, run, tiers, x_of, top, bottom)
         _flight(drawing, run, x_of, top, bottom)
-    bottom = _TOP + panel * len(runs) + 6
+    bottom = _TOP + panel * len(runs) + 10
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         x = _LEFT + share * (_WIDTH - _RIGHT - _LEFT)
         drawing.text(x, bottom, format_duration(share * longest), anchor="middle", faint=True)
@@ -206,7 +211,7 @@ def _flight(drawing: _Drawing, run: Run, x_of: "_Scale", top: float, bottom: flo
     most = max((level for _, level in levels), default=0)
     if not most:
         return
-    drawing.text(_LEFT - 8, top + 28, f"up to {most} in flight", anchor="end", faint=True)
+    drawing.text(_LEFT - 8, top + 12, f"up to {most} in flight", anchor="end", faint=True)
     step = max(1, len(levels) // _MOST_POINTS)
     points = [(x_of(0.0), bottom)]
     for at_s, level in levels[::step]:

@@ -4,7 +4,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from kvbench.core.percentiles import percentile
-from kvbench.core.units import ms_from_seconds
+from kvbench.core.units import exact_ms_from_seconds
 from kvbench.results.document import Document
 from kvbench.results.replay import ReplayResult, RequestSample
 
@@ -55,7 +55,7 @@ def vllm_result(document: Document[ReplayResult], arm: str) -> dict[str, Any]:
         ("itl", itls),
         ("e2el", [request.e2e_s for request in good]),
     ):
-        found |= _statistics(name, [ms_from_seconds(value) for value in values if value is not None])
+        found |= _statistics(name, [exact_ms_from_seconds(value) for value in values if value is not None])
     return found
 
 

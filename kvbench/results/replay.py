@@ -164,6 +164,22 @@ class Run:
         """The requests that ended well."""
         return tuple(request for request in self.requests if request.ok)
 
+    def tier_of(self, request: RequestSample) -> str | None:
+        """The tier that served a request of this run.
+
+        Where the engine does not say it per request (vLLM), but its counters name a single tier for the whole run, that
+        one served every hit.
+        """
+        tier = request.hit_tier
+        return self.only_tier or tier if tier == "hit" else tier
+
+    @cached_property
+    def only_tier(self) -> str | None:
+        """The one tier that all cached tokens of the run came from; None for none or several."""
+        tokens = {} if self.counters is None else self.counters.prompt_tokens
+        tiers = [source for source, count in tokens.items() if source != "computed" and count > 0]
+        return tiers[0] if len(tiers) == 1 else None
+
     @property
     def complete(self) -> bool:
         """Nothing stopped it, and at least one request ended well."""

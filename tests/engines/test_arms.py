@@ -34,6 +34,13 @@ def test_an_arm_can_be_a_server_that_is_up_with_a_name_of_its_own() -> None:
     assert parse_arm("http://h:1/v1").url == "http://h:1/v1"
 
 
+def test_an_arm_can_have_a_short_name() -> None:
+    arm = parse_arm("hbm+dram@hbm=20MiB+dram=32MiB")
+    assert arm.name == "hbm+dram"
+    assert [tier.value for tier in arm.tiers] == ["20MiB", "32MiB"]
+    assert parse_arm("on=http://u@h:1").name == "on"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,9 +3,13 @@
     python tests/live/bench_replay_client.py lateness [--rate 200] [--seconds 60]
     python tests/live/bench_replay_client.py peak [--tokens 16] [--requests 2000]
         [--vllm V/bin/vllm] [--guidellm G/bin/guidellm] [--aiperf A/bin/aiperf] [--tokenizer DIR]
+    python tests/live/bench_replay_client.py agree --url http://127.0.0.1:8000 --vllm V/bin/vllm --tokenizer DIR
     python tests/live/bench_replay_client.py small        # 50 requests, start-up included: CPU seconds and memory
 
-Peers are run from their own environments. CPU seconds are user and system time of the whole client with its children.
+`agree` runs the 50 requests of shared-prefix-1024, and the same in `vllm bench serve`, in turn against one server.
+Each run has texts of its own; the first few requests meet a cold prefix (in vLLM's tool one unmeasured request does),
+which a median of 50 does not see. Peers are run from their own environments. CPU seconds
+are user and system time of the whole client with its children.
 """
 
 import argparse
@@ -115,6 +119,37 @@ def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, 
         ]  # fmt: skip
 
 
+def agree(options: argparse.Namespace) -> None:
+    from kvbench.engines.url import detect
+
+    model = detect(options.url).model
+    medians: dict[str, list[float]] = {"kvbench": [], "vllm bench serve": []}
+    for turn in range(options.turns):
+        with tempfile.TemporaryDirectory() as folder:
+            vllm = [
+                options.vllm, "bench", "serve", "--backend", "vllm", "--base-url", options.url, "--endpoint",
+                "/v1/completions", "--model", model, "--tokenizer", options.tokenizer, "--dataset-name",
+                "prefix_repetition", "--prefix-repetition-prefix-len", "1024", "--prefix-repetition-suffix-len", "100",
+                "--prefix-repetition-num-prefixes", "1", "--prefix-repetition-output-len", "32", "--num-prompts", "50",
+                "--max-concurrency", "4", "--ignore-eos", "--temperature", "0", "--seed", str(7 + turn),
+                "--save-result", "--result-dir", folder, "--result-filename", "vllm.json",
+            ]  # fmt: skip
+            ours = [
+                sys.executable, "-m", "kvbench", "replay", "shared-prefix-1024", "--engine", options.url, "--cache",
+                "as-is", "--pairs", "1", "--seed", str(100 + turn), "-q", "--save-vllm-json", folder,
+            ]  # fmt: skip
+            runs = [("kvbench", ours), ("vllm bench serve", vllm)]
+            for name, command in runs if turn % 2 == 0 else reversed(runs):
+                before = set(Path(folder).glob("*.json"))
+                cpu_s, wall_s, code = timed(command)
+                (saved,) = set(Path(folder).glob("*.json")) - before
+                median_ms = json.loads(saved.read_text())["median_ttft_ms"]
+                medians[name].append(median_ms)
+                print(f"{name}: exit {code}, median TTFT {median_ms:.1f} ms, {cpu_s:.1f} CPU-s, {wall_s:.1f} s")
+    ours_ms, theirs_ms = (percentile(values, 0.5) for values in medians.values())
+    print(f"kvbench / vllm bench serve: {ours_ms / theirs_ms:.3f}")
+
+
 def timed(command: Sequence[str]) -> tuple[float, float, int]:
     """CPU seconds of a child with all its children, wall seconds, exit code."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
@@ -140,7 +175,7 @@ def small() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lateness", "peak", "small"])
+    parser.add_argument("what", choices=["lateness", "peak", "agree", "small"])
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=1)
@@ -148,11 +183,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     for peer in ("vllm", "guidellm", "aiperf", "tokenizer"):
         parser.add_argument(f"--{peer}", default=os.environ.get(f"KVBENCH_{peer.upper()}"))
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     if options.what == "lateness":
         lateness(options.rate, options.seconds, options.workers)
     elif options.what == "peak":
         peak(options)
+    elif options.what == "agree":
+        agree(options)
     else:
         small()
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.catalogue.truncated_model import truncated_model
 from kvbench.core.errors import KvbenchError
 from kvbench.probes import prefill
 from kvbench.probes.measure import measure_host
 from kvbench.probes.plan import load_measure_plan
 from kvbench.probes.prefill_fit import prefill_result
 from kvbench.probes.runner import ChildRun
-from kvbench.catalogue.truncated_model import truncated_model
 from kvbench.results.prefill import LayerKindTiming, PrefillCost, PrefillMeasurement, PrefillSample
 
 torch = pytest.importorskip("torch", reason="prefill needs torch: pip install 'kvbench[torch]'")

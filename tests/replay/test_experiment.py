@@ -177,6 +177,25 @@ def test_a_server_that_dies_mid_run_ends_the_experiment_and_keeps_what_was_finis
     assert found.summaries[0].ok + sum(found.summaries[0].failed.values()) + found.summaries[0].not_sent == 14
 
 
+def test_servers_can_take_turns_so_that_only_one_is_up(tmp_path: Path) -> None:
+    options = EngineOptions(model="null", work_dir=tmp_path, arguments=("--itl", "1ms"))
+    adapter = open_engine("builtin", options)
+    arms = parse_arms(["off", "l1=1MiB+l2=64MiB"])
+    settings = ReplaySettings(pairs=2, servers="one-at-a-time", scrape_every_s=0.0, warm_up_requests=1)
+    found = replay(lambda vocab: small_plan(vocab, 6), arms, {arm.name: adapter for arm in arms}, settings)
+    assert [run.arm for run in found.runs] == ["off", "l1=1MiB+l2=64MiB", "l1=1MiB+l2=64MiB", "off"]
+    assert len(list(tmp_path.glob("server-*.log"))) == 3  # the second run of an arm in a row needs no new server
+    assert all(len(run.finished) == 6 for run in found.runs)
+
+
+def test_a_hit_of_an_engine_that_tells_no_tier_is_of_the_only_tier_that_served(tmp_path: Path) -> None:
+    tier = ("--l1", "0", "--tier", "dram:64MiB", "--dialect", "vllm")
+    with null_server(tmp_path, *tier) as one:
+        found = run([f"a={one.url}"], pairs=1)
+    assert {request.hit_tier for request in found.runs[0].finished} == {"hit", "miss"}
+    assert {found.runs[0].tier_of(request) for request in found.runs[0].finished} == {"dram", "miss"}
+
+
 def test_a_salt_makes_runs_cold_where_nothing_can_be_reset(tmp_path: Path) -> None:
     with null_server(
         tmp_path, "--l1", "8MiB", "--tier", "dram:64MiB", "--dialect", "vllm", "--trap", "no-dev-mode"

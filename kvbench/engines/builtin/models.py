@@ -121,6 +121,7 @@ def load_model(
     if has_weights and layers_per_kind is not None:
         raise UsageError(f"{model} has weights of its own, which cannot be shortened to {layers_per_kind} per kind")
     where = resolve_device(device)
+    _quiet_transformers()
     resolved = _dtype(dtype, where, config if has_weights else None)
     if has_weights and directory is not None:
         module, layers, attention, version, weights = _with_weights(directory, where, resolved)
@@ -175,6 +176,17 @@ def _torch() -> Any:
     return torch
 
 
+def _quiet_transformers() -> None:
+    """No bars and no advice on kernels between the lines of a server; errors still reach us as exceptions."""
+    try:
+        from transformers.utils import logging
+    except ImportError as error:
+        raise MissingDependencyError("transformers", "torch", "the built-in engine") from error
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 def _source(model: str) -> tuple[Mapping[str, Any], Path | None, bool]:
     """Configuration, directory, and whether weights lie in it."""
     if model in SHAPES:
@@ -216,7 +228,7 @@ def _with_weights(
         reason = " ".join(str(error).split())[:300]
         raise KvbenchError(f"{directory}: transformers cannot load this model: {reason}; check its files") from error
     module = module.to(device).eval()
-    digest = hashlib.sha256((directory / "config.json").read_bytes())
+    digest = hashlib.sha256((directory / "config.json").read_bytes() + _transformers_version().encode())
     for file in _weight_files(directory):
         digest.update(file.name.encode())
         with file.open("rb") as stream:
@@ -228,12 +240,20 @@ def _with_weights(
 def _with_random_weights(
     config: Mapping[str, Any], device: str, dtype: str, layers_per_kind: int | None, seed: int
 ) -> "tuple[torch.nn.Module, tuple[torch.nn.Module, ...], str, str, str]":
-    _torch()
     built = causal_model(config, layers_per_kind=layers_per_kind, dtype=dtype)
     random_weights(built.module, device=device, seed=seed)
-    named = json.dumps([INITIALISATION, layers_per_kind, seed, config], sort_keys=True, default=str)
+    named = json.dumps(
+        [INITIALISATION, _transformers_version(), layers_per_kind, seed, config], sort_keys=True, default=str
+    )
     version = hashlib.sha256(named.encode()).hexdigest()[:32]
     return built.module, built.layers, built.attention, version, f"random (seed {seed})"
+
+
+def _transformers_version() -> str:
+    """Part of a version: another transformers may start small tensors from other values or lay out its cache anew."""
+    import transformers
+
+    return str(transformers.__version__)
 
 
 def _layers(module: Any) -> "tuple[torch.nn.Module, ...]":

@@ -13,13 +13,15 @@ from kvbench.engines.builtin.http import HttpLimits
 from kvbench.engines.builtin.scheduler import Scheduler, SchedulerLimits
 from kvbench.engines.builtin.server import MakeEngine, ServerSettings, serve
 
+_L1 = "64MiB"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """The options as they were written."""
 
     model: str | None = None
-    l1: str = "64MiB"
+    l1: str | None = None
     tiers: tuple[str, ...] = ()
     policy: str = "write-through"
     load_timeout: str = "10s"
@@ -27,6 +29,8 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "auto"
     seed: int = 0
+    layers_per_kind: int | None = None
+    layer_ranges: int | None = None
     split: bool = False
     max_running: int = 16
     max_waiting: int = 256
@@ -72,7 +76,7 @@ def _engine_maker(options: ServeOptions) -> MakeEngine:
         return _model_engine(options, options.model)
     if options.model is not None:
         raise UsageError(f"--null serves no model, but {options.model!r} was named; leave one of them out")
-    if options.tiers:
+    if options.tiers or options.l1 is not None:
         return _null_with_tiers(options, ttft_s, itl_s)
 
     def plain(loop: asyncio.AbstractEventLoop, _on_death: Callable[[], None]) -> Engine:
@@ -94,7 +98,7 @@ def _null_with_tiers(options: ServeOptions, ttft_s: float, itl_s: float) -> Make
     from kvbench.engines.builtin.null_runner import NullRunner, null_block_bytes
     from kvbench.engines.builtin.tier_store import open_tiers, tier_options
 
-    asked = tier_options(options.l1, options.tiers, options.policy, options.load_timeout)
+    asked = tier_options(options.l1 or _L1, options.tiers, options.policy, options.load_timeout)
     asked = replace(asked, l1_in_host_memory=True)
 
     def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
@@ -108,7 +112,7 @@ def _null_with_tiers(options: ServeOptions, ttft_s: float, itl_s: float) -> Make
 def _model_engine(options: ServeOptions, model: str) -> MakeEngine:
     from kvbench.engines.builtin.tier_store import ServedTiers, open_tiers, tier_options
 
-    asked = tier_options(options.l1, options.tiers, options.policy, options.load_timeout)
+    asked = tier_options(options.l1 or _L1, options.tiers, options.policy, options.load_timeout)
 
     def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
         from kvbench.engines.builtin.runner import ModelInfo, load_runner
@@ -129,6 +133,8 @@ def _model_engine(options: ServeOptions, model: str) -> MakeEngine:
             dtype=options.dtype,
             page_tokens=options.page_tokens,
             seed=options.seed,
+            layers_per_kind=options.layers_per_kind,
+            layer_ranges=options.layer_ranges,
             load_timeout_s=asked.load_timeout_s or 10.0,
             split=options.split,
         )

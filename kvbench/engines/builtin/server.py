@@ -375,6 +375,8 @@ def serve(make_engine: MakeEngine, settings: ServerSettings) -> None:
     dialect = dialect_named(settings.dialect, settings.traps)
     if settings.ready_file is not None and not settings.ready_file.parent.is_dir():
         raise UsageError(f"{settings.ready_file}: there is no folder {settings.ready_file.parent}; make it first")
+    if settings.ready_file is not None:
+        settings.ready_file.unlink(missing_ok=True)  # of a server before
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(make_engine, settings, dialect))
 
@@ -388,8 +390,6 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
     def signalled() -> None:
         (hurry if stop.is_set() else stop).set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
     died = False
 
     def dead() -> None:
@@ -397,7 +397,9 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
         died = True
         stop.set()
 
-    engine = make_engine(loop, dead)
+    engine = make_engine(loop, dead)  # may load for long; until it is there, a signal ends the process as usual
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
     server = Server(engine, settings, dialect)
     try:
         url = await server.listen()

@@ -45,7 +45,6 @@ class WorkerPlan:
     port: int
     secure: bool = False
     path: str = "/v1/completions"
-    headers: tuple[tuple[str, str], ...] = ()
     fields: Mapping[str, object] = field(default_factory=dict)
     requests: tuple[LoadRequest, ...]
     slots: int | None = None

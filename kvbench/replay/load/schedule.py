@@ -215,10 +215,9 @@ class Schedule:
         text = f"{before}{self._prompt(request)}{after}".encode()
         lines = [
             f"POST {plan.path} HTTP/1.1",
-            f"Host: {plan.host}:{plan.port}",
+            f"Host: {f'[{plan.host}]' if ':' in plan.host else plan.host}:{plan.port}",
             "Content-Type: application/json",
             f"Content-Length: {len(text)}",
-            *(f"{name}: {value}" for name, value in plan.headers),
         ]
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + text
 

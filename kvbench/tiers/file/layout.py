@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import KvbenchError
+from kvbench.core.units import MIB
 
 PAGE_BYTES = 4096
 SLOTS_PER_GROUP = 32
@@ -98,22 +99,31 @@ def _checksum(fields: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where slots and their headers lie: a superblock, then groups of one page of headers and 32 slots."""
+    """Where slots and their headers lie: a superblock, then groups of one page of headers and 32 slots.
+
+    Superblock and pages of headers take `alignment_bytes` each, so that a slot of 1 MiB begins at a multiple of 1 MiB:
+    blocks of 1 MiB that begin 4 KiB later were a third slower to load here.
+    """
 
     slot_bytes: int
 
     @property
+    def alignment_bytes(self) -> int:
+        """The largest power of two that divides a slot, at most 1 MiB."""
+        return min(self.slot_bytes & -self.slot_bytes, MIB)
+
+    @property
     def group_bytes(self) -> int:
-        return PAGE_BYTES + SLOTS_PER_GROUP * self.slot_bytes
+        return self.alignment_bytes + SLOTS_PER_GROUP * self.slot_bytes
 
     def page_offset(self, group: int) -> int:
         """Where a group's page of headers begins."""
-        return PAGE_BYTES + group * self.group_bytes
+        return self.alignment_bytes + group * self.group_bytes
 
     def data_offset(self, slot: int) -> int:
         """Where a slot's bytes begin; always a multiple of 4 KiB."""
         group, inside = divmod(slot, SLOTS_PER_GROUP)
-        return self.page_offset(group) + PAGE_BYTES + inside * self.slot_bytes
+        return self.page_offset(group) + self.alignment_bytes + inside * self.slot_bytes
 
     def end_of(self, slots: int) -> int:
         """Bytes of a file that ends with its last slot."""
@@ -121,8 +131,8 @@ class Geometry:
 
     def slots_in(self, file_bytes: int) -> int:
         """How many whole slots a file of that length has."""
-        groups, rest = divmod(max(file_bytes - PAGE_BYTES, 0), self.group_bytes)
-        return groups * SLOTS_PER_GROUP + max(rest - PAGE_BYTES, 0) // self.slot_bytes
+        groups, rest = divmod(max(file_bytes - self.alignment_bytes, 0), self.group_bytes)
+        return groups * SLOTS_PER_GROUP + max(rest - self.alignment_bytes, 0) // self.slot_bytes
 
 
 def slot_bytes_for(block_bytes: int) -> int:

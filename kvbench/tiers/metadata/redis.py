@@ -6,7 +6,7 @@ from typing import Any
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import MissingDependencyError
-from kvbench.core.units import ms_from_seconds, seconds_from_ms
+from kvbench.core.units import seconds_from_ms, whole_ms_from_seconds
 from kvbench.tiers.metadata.base import SCHEMA_VERSION, Location, MetadataUnavailableError
 
 # A field is INSTANCE NUL TIER, its value SESSION NUL BYTES NUL VERSION NUL ENDS_MS NUL PUBLISHED. One script per batch:
@@ -88,7 +88,7 @@ class RedisBackend:
         )
         self._url = url
         self._prefix = f"{prefix}:{SCHEMA_VERSION}:"
-        self._lease_ms, self._ttl_ms = ms_from_seconds(lease_s), ms_from_seconds(ttl_s)
+        self._lease_ms, self._ttl_ms = whole_ms_from_seconds(lease_s), whole_ms_from_seconds(ttl_s)
         self._sessions: dict[str, str] = {}
         self._find = self._client.register_script(_FIND)
         self._put = self._client.register_script(_PUT)

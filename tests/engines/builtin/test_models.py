@@ -58,7 +58,7 @@ def test_a_catalogue_model_runs_with_a_layer_of_each_kind() -> None:
 
 def test_a_directory_is_served_with_its_own_weights(tmp_path: Path) -> None:
     original = tiny("gqa", seed=5)
-    original.module.save_pretrained(tmp_path)  # type: ignore[operator]
+    original.module.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), device="cpu")
     prompt = random.Random(1).choices(range(256), k=40)
     outputs = [generate(make_runner(m, open_store=lambda _: None), prompt).output_ids for m in (original, loaded)]

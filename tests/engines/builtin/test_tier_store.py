@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 from kvbench.core.block_key import BlockKey
 from kvbench.engines.builtin.tier_store import ServedTiers, open_tiers, tier_options
@@ -63,3 +64,21 @@ def test_a_load_that_takes_too_long_is_computed_instead() -> None:
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert again["choices"] == first["choices"]
         assert server.metrics()['kvbench:tier_timeouts_total{tier="dram"}'] > 0
+
+
+def test_a_server_killed_while_it_stores_never_gives_a_wrong_token_afterwards(tmp_path: Path) -> None:
+    prompts = [[1000 * number + token for token in range(16 * 40 + 3)] for number in range(12)]
+    with serving("--null", "--l1", "0") as plain:
+        expected = [plain.complete(prompt=prompt, max_tokens=8).json()["choices"] for prompt in prompts]
+    options = ("--null", "--l1", "0", "--tier", f"file:{tmp_path / 'kv'}?size=16MiB")
+    cached = []
+    for asked in (3, 7, 12, 12):
+        with serving(*options) as server:
+            for prompt, choices in zip(prompts[:asked], expected, strict=False):
+                reply = server.complete(prompt=prompt, max_tokens=8).json()
+                assert reply["choices"] == choices
+                cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+            server.process.kill()  # stores are still on their way
+            server.process.wait(10)
+    assert cached[:3] == [0] * 3
+    assert any(cached[-12:]), "nothing survived, so nothing was tried"

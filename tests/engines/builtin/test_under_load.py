@@ -17,7 +17,7 @@ import pytest
 from tests.engines.builtin.serving import Served, serving
 
 pytest.importorskip("torch")
-REQUESTS = int(os.environ.get("KVBENCH_SERVE_REQUESTS", "48"))
+REQUESTS = int(os.environ.get("KVBENCH_SERVE_REQUESTS", "32"))
 ROUNDS = int(os.environ.get("KVBENCH_SERVE_ROUNDS", "2"))
 CONCURRENCY = 16
 BLOCK = 16 * 6144  # 16 tokens of the demo shape in float32: 6 layers × 2 KV heads × 64 × 2 (K and V) × 4 bytes
