@@ -14,8 +14,8 @@ CASES = {
     "copy": "kvbench.probes.copy_case:measure",
     "file-io": "kvbench.probes.file_case:measure",
     "remote": "kvbench.probes.remote_case:measure",
-    "tier-alone": "kvbench.probes.tier_case:measure_alone",
-    "tier-policy": "kvbench.probes.tier_case:measure_policy",
+    "tier-alone": "kvbench.probes.tier_alone_case:measure",
+    "tier-policy": "kvbench.probes.tier_policy_case:measure",
     "prefill": "kvbench.probes.prefill:measure",
 }
 

@@ -18,8 +18,8 @@ from kvbench.probes.machine import cpu_times, load_average, taken_by_others_rati
 from kvbench.probes.measure import busy_host_warnings, own_cpu_s
 from kvbench.probes.runner import ChildRun, not_begun, run_child
 from kvbench.probes.segments import KvShape
-from kvbench.probes.tier_case import TierWork
 from kvbench.probes.tier_plan import PlannedTierCase, TierPlan, planned_tier_cases, stack_text
+from kvbench.probes.tier_work import TierWork, innermost_spec
 from kvbench.probes.transfer_fit import case_warnings, fitted, measured_path
 from kvbench.results.document import numeric_fields
 from kvbench.results.host_paths import MeasuredPath
@@ -167,9 +167,8 @@ def _moved(spec: TierSpec, token: str) -> TierSpec:
 
 
 def _directory(spec: TierSpec) -> Path | None:
-    while spec.inner is not None:
-        spec = spec.inner
-    return Path(spec.location) if spec.scheme == "file" or spec.plugin == "posix" else None
+    inside = innermost_spec(spec)
+    return Path(inside.location) if inside.scheme == "file" or inside.plugin == "posix" else None
 
 
 def _samples(records: Sequence[Mapping[str, Any]]) -> tuple[TierSample, ...]:
@@ -269,7 +268,7 @@ def _by_phase(samples: Sequence[TierSample], *, of: str = "") -> dict[str, list[
 def _left_behind(case: PlannedTierCase, child: ChildRun) -> list[Warning_]:
     """A child that was ended could not remove its blocks from a store on the network."""
     stack = case.stack if case.tier is None else case.stack[case.tier : case.tier + 1]
-    remote = [str(spec) for spec in stack if any(scheme in str(spec) for scheme in _REMOTE)]
+    remote = [str(spec) for spec in stack if innermost_spec(spec).scheme in _REMOTE]
     if not remote or child.status != "failed":
         return []
     return [

@@ -13,7 +13,7 @@ import pytest
 from kvbench.core.errors import UsageError
 from kvbench.core.percentiles import percentile
 from kvbench.core.units import KIB, MIB
-from kvbench.probes import tier_case
+from kvbench.probes import tier_alone_case
 from kvbench.probes.plan_file import list_text, plan_names
 from kvbench.probes.tier_plan import is_tier_plan, load_tier_plan, parse_stack, planned_tier_cases, tier_names
 from kvbench.probes.tier_probe import probe_tiers, tier_provenance
@@ -212,7 +212,7 @@ def test_changed_bytes_end_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(MemoryTier, "load", flipped)
     with pytest.raises(Exception, match="came back from dram with other bytes"):
-        tier_case.measure_alone(work(specs=["dram:4MiB"], names=["dram"]), lambda record: None)
+        tier_alone_case.measure(work(specs=["dram:4MiB"], names=["dram"]), lambda record: None)
 
 
 def work(**changes: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def work(**changes: Any) -> dict[str, Any]:
 
 def test_several_callers_begin_together_and_their_bytes_are_counted_together() -> None:
     records: list[dict[str, Any]] = []
-    tier_case.measure_alone(work(concurrency=3), records.append)
+    tier_alone_case.measure(work(concurrency=3), records.append)
     loads = [record for record in records if record["record"] == "sample" and record["phase"] == "load"]
     assert {(record["blocks"], len(record["calls_s"])) for record in loads} == {(3, 3), (12, 3)}
     assert all(record["seconds"] >= max(record["calls_s"]) for record in loads)
@@ -236,7 +236,7 @@ def test_several_callers_begin_together_and_their_bytes_are_counted_together() -
 
 def test_a_tier_too_small_for_a_call_says_so() -> None:
     with pytest.raises(Exception, match="holds 2 blocks, fewer than one call of 4"):
-        tier_case.measure_alone(work(specs=["dram:12KiB"], batches=[4]), lambda record: None)
+        tier_alone_case.measure(work(specs=["dram:12KiB"], batches=[4]), lambda record: None)
 
 
 def test_ctrl_c_saves_what_was_measured_and_leaves_no_directory(tmp_path: Path) -> None:
