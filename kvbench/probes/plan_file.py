@@ -56,13 +56,15 @@ def replaced_keys(
             close = difflib.get_close_matches(key, known, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise UsageError(f"--set {key!r} is no key of a plan{hint}; the keys are {', '.join(known)}")
+        if key in uncut and not text.lstrip().startswith("["):  # `dram:` is a tier, though YAML would make a key of it
+            values[key] = [text]
+            continue
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise UsageError(f"--set {key}: {text!r} is no value ({error}); write it like {key}=[a, b]") from error
         if key in lists and not isinstance(value, list):
-            parts = [text] if key in uncut else text.split(",")
-            value = [yaml.safe_load(part) for part in parts]
+            value = [yaml.safe_load(part) for part in text.split(",")]
         values[key] = value
     return values
 

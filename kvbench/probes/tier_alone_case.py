@@ -20,7 +20,7 @@ from kvbench.probes.tier_work import (
     tier_settings,
 )
 from kvbench.probes.turns import monotonic, turns
-from kvbench.tiers.base import Tier
+from kvbench.tiers.base import Block, Tier
 from kvbench.tiers.registry import default_name, open_tier
 from kvbench.tiers.spec import parse_tier_spec
 from kvbench.tiers.tiered import TieredStore, TierSettings
@@ -100,9 +100,14 @@ class _Alone(StoreDriver):
             good += self._store_from(at, batch, [self._name])
             at += batch * self._callers.count
         if not good:
-            raise KvbenchError(f"no store into {self._name} succeeded ({self._last_failure}); see what its place says")
+            raise KvbenchError(f"no store into {self._name} succeeded ({self._refusal()}); see what its place says")
         self._flush()
         self._store.clear(self._name)
+
+    def _refusal(self) -> str:
+        """Why the tier takes no block, in its own words; a ticket only counts."""
+        (outcome,) = self._tier.store([Block(self._blocks.keys[0], self._blocks.data[0])])
+        return outcome.reason or self._last_failure
 
     def _fill(self) -> None:
         step = max(self._batches)

@@ -340,6 +340,7 @@ def _policy_case(case: PlannedTierCase, child: ChildRun, loads: tuple[float, ...
             *_disagreements(edges),
             *_few_for_p99(beside),
             *_never_full(mixed),
+            *_missing(mixed),
             *_left_behind(case, child),
         ),
     )
@@ -383,6 +384,19 @@ def _never_full(mixed: Sequence[MixedLoads]) -> list[Warning_]:
             code="queue-not-full",
             message=f"no store queue was half full at most of the loads from {', '.join(low)}: the tiers keep up",
             remedy="read these loads as beside stores, not beside a full queue; --set queue=8MiB makes it smaller",
+        )
+    ]
+
+
+def _missing(mixed: Sequence[MixedLoads]) -> list[Warning_]:
+    missing = [f"{loads.failed_blocks} from {loads.tier}" for loads in mixed if loads.failed_blocks]
+    if not missing:
+        return []
+    return [
+        Warning_(
+            code="failed-blocks",
+            message=f"blocks to load beside stores were missing: {', '.join(missing)}; their calls are no samples",
+            remedy="give the tier a larger size, and see how it fares alone",
         )
     ]
 

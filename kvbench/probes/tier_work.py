@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
 from kvbench.core.errors import KvbenchError
-from kvbench.core.units import format_bytes, seconds_from_ns
+from kvbench.core.units import MIB, format_bytes, seconds_from_ns
 from kvbench.probes.device_memory import random_bytes_into
 from kvbench.probes.scratch_file import usable_file_bytes
 from kvbench.tiers.base import Tier
@@ -54,8 +54,18 @@ class TierWork:
 
 
 def opened_store(settings: Sequence[TierSettings], work: TierWork) -> TieredStore:
-    """The store of a case; a store that finds a queue full drops after a second, so that no phase waits long."""
-    return TieredStore(settings, store_queue_bytes=work.queue_bytes, store_wait_s=1.0)
+    """The store of a case; a store that finds a queue full drops after a second, so that no phase waits long.
+
+    A batch takes at most an eighth of the smallest tier: room for a larger one would be made at the cost of blocks that
+    are about to be loaded.
+    """
+    smallest = min(one.capacity_bytes for one in settings if one.capacity_bytes is not None)
+    return TieredStore(
+        settings,
+        store_queue_bytes=work.queue_bytes,
+        batch_bytes=max(min(4 * MIB, smallest // 8), work.block_bytes),
+        store_wait_s=1.0,
+    )
 
 
 def tier_settings(tier: Tier, spec: TierSpec, work: TierWork) -> TierSettings:

@@ -45,7 +45,7 @@ def html(document: Document[TierProbeResult]) -> str:
     result = document.result
     caption = (
         "How many loads took longer than the time on the x axis. A line that lies further right is slower; where the "
-        "dashed line (no stores) and the solid one (stores queued) part, stores cost loads time."
+        "dashed line (no stores) and the solid one (beside stores) part, stores cost loads time."
     )
     return page(
         document,
@@ -95,7 +95,7 @@ def _worst(result: TierProbeResult) -> list[str]:
         return []
     ratio, quantile, case, mixed = max(found, key=lambda one: one[0])
     where = f"p{quantile * 100:g}, from {mixed.tier}, {case.name}"
-    return [f"Beside queued stores, loads take at most {ratio:.2f} times as long ({where})."]
+    return [f"Beside stores, loads take at most {ratio:.2f} times as long ({where})."]
 
 
 def _tail_ratio(mixed: MixedLoads) -> tuple[float, float | None]:
@@ -212,7 +212,7 @@ def _mixed_table(result: TierProbeResult) -> TextTable:
                 (
                     case.name,
                     mixed.tier,
-                    "stores queued",
+                    "storing",
                     *_quantiles(mixed.saturated),
                     " / ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
                     "-" if mixed.queue_ratio is None else f"{mixed.queue_ratio:.0%}",
@@ -296,7 +296,7 @@ def _interval_table(case: PolicyCase) -> TextTable:
                 str(point.count),
             )
             for mixed in case.mixed
-            for state, point in (("idle", mixed.idle), ("stores queued", mixed.saturated))
+            for state, point in (("idle", mixed.idle), ("storing", mixed.saturated))
             if point is not None
         ),
     )
@@ -382,9 +382,9 @@ def _plots(result: TierProbeResult) -> tuple[LinePlot, ...]:
 
 
 def _plot(case: PolicyCase) -> LinePlot:
-    """The share of loads that took longer, per tier: no stores, and stores queued."""
+    """The share of loads that took longer, per tier: without stores, and beside them."""
     series: list[Series] = []
-    phases: tuple[tuple[TierPhase, str], ...] = (("idle", "no stores"), ("saturated", "stores queued"))
+    phases: tuple[tuple[TierPhase, str], ...] = (("idle", "no stores"), ("saturated", "beside stores"))
     for mixed in case.mixed:
         for phase, label in phases:
             calls = call_times(sample for sample in mixed.samples if sample.phase == phase)

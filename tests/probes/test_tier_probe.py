@@ -192,6 +192,17 @@ def test_a_tier_that_hangs_ends_at_the_timeout_of_its_case() -> None:
     assert "no end after 4 s, while storing into dram-2" in (tiers(result)["dram-2"].reason or "")
 
 
+def test_a_place_that_is_not_there_is_named_and_loads_from_the_others_go_on() -> None:
+    place = "redis://127.0.0.1:9/0?deadline=1s"
+    result = run_plan(f"dram:1MiB + dram:2MiB + {place}", "policies=write-back", "blocks=64")
+    assert "no store into redis succeeded" in (tiers(result)["redis"].reason or "")
+    assert "127.0.0.1:9" in (tiers(result)["redis"].reason or "")
+    (policy,) = result.policies
+    assert [(mixed.tier, mixed.failed_blocks) for mixed in policy.mixed] == [("dram", 0), ("dram-2", 0)]
+    assert all(mixed.idle and mixed.saturated for mixed in policy.mixed)
+    assert "no-mixed-loads" in {doubt.code for doubt in policy.warnings}
+
+
 def test_a_directory_that_is_missing_is_named_and_not_made(tmp_path: Path) -> None:
     missing = tmp_path / "mnt"
     result = run_plan(f"dram:4MiB + file:{missing}", "policies=write-through")

@@ -124,3 +124,8 @@ def test_an_unknown_plan_is_answered_with_the_nearest() -> None:
         load_transfer_plan("pagesweep")
     with pytest.raises(KvbenchError, match="cannot be read"):
         load_transfer_plan("./nowhere.yaml")
+
+
+def test_a_path_that_yaml_would_take_for_a_key_is_a_path() -> None:
+    assert [str(spec) for spec in load_transfer_plan("dram", ["paths=dram:"]).paths] == ["dram:"]
+    assert len(load_transfer_plan("harness", ["paths=['null:', 'dram:1GiB']", "executions=host-block"]).paths) == 2
