@@ -56,6 +56,7 @@ class FileTier:
     When the path no longer leads to that file (its mount has gone, or it was moved) every call fails at once, and the
     tier opens the directory again as soon as it is back. With `timeout_s`, a call that the disk does not answer in time
     ends with `timeout`, and calls after it too until the disk answers; without, the kernel's own limits are the limits.
+    `direct` says whether blocks really bypass the page cache.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class FileTier:
             file.close()
             raise
         self._mount = mount_of(directory)
+        self.direct = file.direct
         how = "O_DIRECT" if file.direct else "through the page cache"
         self.description = f"{directory}, {self._io}, {how}, fsync={fsync}"
 

@@ -667,7 +667,7 @@ class TieredStore:
         return CALLER if above is None else above.name
 
     def _enqueue(self, tier: TierIndex, entry: QueuedStore) -> None:
-        """Queues a write, or waits for room, or drops it."""
+        """Queues a write, or waits for room, or drops it; a load never waits for the copies that it would leave."""
         lane = self._lanes[tier.number]
         num_bytes = entry.slot.num_bytes
         deadline = time.monotonic() + self._store_wait_s
@@ -678,8 +678,9 @@ class TieredStore:
                     lane.wake()
                     return
                 left = deadline - time.monotonic()
+                by_a_load = entry.ticket is None and entry.event != "evict" and self._workers > 0
                 late = lane.closed or left <= 0 or (self._closed and entry.ticket is not None)
-                if self._when_full == "drop" or late:
+                if self._when_full == "drop" or by_a_load or late:
                     self._settle_store(tier, entry, "dropped", reserved=False)
                     break
                 if self._workers:
