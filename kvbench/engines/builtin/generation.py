@@ -125,6 +125,7 @@ class TierCounts:
     store_s: float = 0.0
     evicted: int = 0
     dropped: int = 0
+    lost: int = 0
     timeouts: int = 0
     corrupt: int = 0
     failures: int = 0

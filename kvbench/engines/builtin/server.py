@@ -40,6 +40,7 @@ class ServerSettings:
     dialect: str = "native"
     traps: tuple[str, ...] = ()
     faults: Faults | None = None
+    admin_key: str | None = None
     grace_s: float = 5.0
     quiet: bool = False
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -142,6 +143,7 @@ class Server:
             format_usage=_without_details(dialect.format_usage)
             if kind == "null-cached-tokens"
             else dialect.format_usage,
+            extension=dialect.extension,
             null_usage=dialect.null_usage,
             tokens_per_event=2 if kind == "two-tokens" else dialect.tokens_per_event,
             echo_request_id=dialect.echo_request_id,
@@ -266,6 +268,11 @@ class Server:
         self.clear_then(names, lambda cleared: send_json(exchange, {"cleared": cleared_json(cleared)}))
 
     @property
+    def admin_key(self) -> str | None:
+        """The key that control calls of another engine's face ask for."""
+        return self._settings.admin_key
+
+    @property
     def busy(self) -> bool:
         """Whether a request is running or waiting, or a reset is told to say so."""
         return self._reset_trap == "refused" or bool(self.engine.num_running or self.engine.num_waiting)
@@ -373,6 +380,8 @@ def serve(make_engine: MakeEngine, settings: ServerSettings) -> None:
     import uvloop
 
     dialect = dialect_named(settings.dialect, settings.traps)
+    if settings.admin_key is not None and settings.dialect != "sglang":
+        raise UsageError(f"--admin-key goes with --dialect sglang alone, not with {settings.dialect}; leave it out")
     if settings.ready_file is not None and not settings.ready_file.parent.is_dir():
         raise UsageError(f"{settings.ready_file}: there is no folder {settings.ready_file.parent}; make it first")
     if settings.ready_file is not None:
