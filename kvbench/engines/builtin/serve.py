@@ -142,7 +142,7 @@ def _null_with_tiers(options: ServeOptions, ttft_s: float, itl_s: float) -> Make
 
     def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
         tiers = open_tiers(asked, block_bytes=null_block_bytes(options.page_tokens))
-        runner = NullRunner(tiers.store, page_tokens=options.page_tokens, ttft_s=ttft_s, itl_s=itl_s)
+        runner = NullRunner(tiers.for_runner, page_tokens=options.page_tokens, ttft_s=ttft_s, itl_s=itl_s)
         return Scheduler(runner, tiers, limits=_limits(options), loop=loop, on_death=on_death)
 
     return make
@@ -154,16 +154,15 @@ def _model_engine(options: ServeOptions, model: str) -> MakeEngine:
     asked = _tier_options(options)
 
     def make(loop: asyncio.AbstractEventLoop, on_death: Callable[[], None]) -> Engine:
-        from kvbench.engines.builtin.runner import ModelInfo, load_runner
+        from kvbench.engines.builtin.runner import ModelInfo, PrefixStore, load_runner
         from kvbench.engines.builtin.served_model import ServedRunner
-        from kvbench.tiers.tiered import TieredStore
 
         tiers = ServedTiers(None)
 
-        def open_store(info: ModelInfo) -> TieredStore | None:
+        def open_store(info: ModelInfo) -> PrefixStore | None:
             nonlocal tiers
             tiers = open_tiers(asked, block_bytes=info.block_bytes)
-            return tiers.store
+            return tiers.for_runner
 
         with _without_collections():
             runner = load_runner(

@@ -27,6 +27,7 @@ from kvbench.engines.builtin.metrics import Counters, Observed, exposition
 
 Route = Callable[[Exchange], None]
 _DRAIN_S = 10.0  # for stores that are on their way when the server ends; a tier that hangs gets no more
+_LOOK_S = 0.2  # between two looks at whether a second signal came
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -330,7 +331,13 @@ class Server:
         def answer(done: bool) -> None:
             send_json(exchange, {"drained": done, "seconds": time.monotonic() - started}, status=200 if done else 503)
 
-        self.on_thread(partial(self.engine.drain, seconds), answer)
+        def work() -> bool:
+            while not self.engine.drain(_LOOK_S):
+                if self.draining or time.monotonic() - started >= seconds:
+                    return False
+            return True
+
+        self.on_thread(work, answer)
 
     async def shut_down(self, grace_s: float) -> int:
         """Refuses new work, lets running answers end for `grace_s`, cuts the rest with an error; how many were cut."""
@@ -347,11 +354,13 @@ class Server:
         await asyncio.sleep(0.05 if cut else 0)
         return len(cut)
 
-    async def close(self, grace_s: float) -> None:
-        """Ends connections, drains the tiers and closes the engine."""
-        drain_s = max(grace_s, _DRAIN_S)
-        await self._loop.run_in_executor(self._control, partial(self.engine.drain, drain_s))
-        await self._loop.run_in_executor(self._control, partial(self.engine.close, drain_s))
+    async def close(self, hurry: asyncio.Event) -> None:
+        """Drains the tiers unless there is a hurry, closes the engine, ends connections."""
+        deadline = time.monotonic() + _DRAIN_S
+        drained = False
+        while not drained and not hurry.is_set() and time.monotonic() < deadline:
+            drained = await self._loop.run_in_executor(self._control, partial(self.engine.drain, _LOOK_S))
+        await self._loop.run_in_executor(self._control, partial(self.engine.close, _DRAIN_S if drained else _LOOK_S))
         if self._http is not None:
             self._http.close_connections()
         self._control.shutdown(wait=False, cancel_futures=True)
@@ -422,7 +431,7 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
             await server.shut_down(0.0)
         hurried.cancel()
     finally:
-        await server.close(settings.grace_s)
+        await server.close(hurry)
         if settings.ready_file is not None:
             settings.ready_file.unlink(missing_ok=True)
     if died:

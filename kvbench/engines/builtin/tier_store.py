@@ -1,5 +1,6 @@
 """The tiers of a server: opened from their spelling, and what the API asks of them."""
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import TypeVar
 from kvbench.core.errors import UsageError
 from kvbench.core.eviction import Eviction
 from kvbench.core.units import parse_bytes, parse_duration
+from kvbench.engines.builtin.deferred_store import DeferredStore
 from kvbench.engines.builtin.generation import Cleared, TierCounts, TierSetting
 from kvbench.tiers.base import Tier
 from kvbench.tiers.metadata.registry import open_metadata
@@ -46,6 +48,12 @@ class ServedTiers:
     store: TieredStore | None
     specs: dict[str, TierSpec] = field(default_factory=dict)
     policies: dict[str, str] = field(default_factory=dict)
+    deferred: DeferredStore | None = None
+
+    @property
+    def for_runner(self) -> TieredStore | DeferredStore | None:
+        """The store as an engine uses it."""
+        return self.deferred or self.store
 
     def settings(self) -> tuple[TierSetting, ...]:
         """The tiers as configured now, nearest first."""
@@ -66,6 +74,8 @@ class ServedTiers:
         """The counters of every tier."""
         if self.store is None:
             return ()
+        first = self.store.tiers[0]
+        unwritten = {first: self.deferred.dropped_blocks} if self.deferred is not None else {}
         return tuple(
             TierCounts(
                 name=name,
@@ -78,7 +88,7 @@ class ServedTiers:
                 store_bytes=figures.stored_bytes,
                 store_s=figures.stored_seconds,
                 evicted=figures.evicted_blocks,
-                dropped=figures.dropped_blocks + figures.full_blocks,
+                dropped=figures.dropped_blocks + figures.full_blocks + unwritten.get(name, 0),
                 lost=figures.lost_blocks,
                 timeouts=figures.timeouts,
                 corrupt=figures.corrupt,
@@ -109,13 +119,20 @@ class ServedTiers:
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until every store is done."""
-        return self.store is None or self.store.flush(timeout_s)
+        if self.store is None:
+            return True
+        deadline_s = time.monotonic() + timeout_s
+        if self.deferred is not None and not self.deferred.flush(timeout_s):
+            return False
+        return self.store.flush(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout_s: float) -> None:
-        """Finishes what is on its way and closes the tiers."""
+        """Finishes what is on its way, for so long at most, and closes the tiers."""
+        if self.deferred is not None:
+            self.deferred.flush(timeout_s)
+            self.deferred.close()
         if self.store is not None:
-            self.store.flush(timeout_s)
-            self.store.close()
+            self.store.close(timeout_s=timeout_s)
 
 
 def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
@@ -146,9 +163,16 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
             tier = open_tier(spec, block_bytes=block_bytes, name=name)
             opened.callback(tier.close)
             settings.append(tier_rules(tier, spec, policies[name], options))
-        store = TieredStore(settings, spans=spans, metadata=metadata)
+        # a tier that cannot keep up costs blocks, never the time of those who wait for tokens
+        store = TieredStore(settings, when_full="drop", spans=spans, metadata=metadata)
         opened.pop_all()  # they are the store's now
-    return ServedTiers(store, named, dict(policies.items()))
+    # memory is written at once, so that the next request finds its prefix; what may be slow or hang is written later
+    deferred = None if _is_memory(next(iter(named.values()))) else DeferredStore(store)
+    return ServedTiers(store, named, dict(policies.items()), deferred)
+
+
+def _is_memory(spec: TierSpec) -> bool:
+    return spec.scheme in ("hbm", "dram")
 
 
 def tier_rules(tier: Tier, spec: TierSpec, policy: WritePolicy, options: TierOptions) -> TierSettings:
@@ -160,7 +184,7 @@ def tier_rules(tier: Tier, spec: TierSpec, policy: WritePolicy, options: TierOpt
         cooldown_s=options.cooldown_s,
         ttl_s=options.ttl_s,
         # memory answers at once; a timed load goes through a buffer and a thread of its own
-        load_timeout_s=None if spec.scheme in ("hbm", "dram") else options.load_timeout_s,
+        load_timeout_s=None if _is_memory(spec) else options.load_timeout_s,
         shared=options.metadata is not None and is_shared(spec),
     )
 

@@ -252,3 +252,18 @@ def test_tokens_of_the_null_engine_come_when_they_were_asked_for() -> None:
             offs += [time_s - due for time_s, due in zip(times, ideal, strict=True)]
         connection.close()
         assert sorted(offs)[len(offs) // 2] < 0.005
+
+
+def test_a_nearest_tier_that_hangs_stops_no_request_and_a_second_signal_ends_the_wait_for_it() -> None:
+    options = ("--null", "--l1", "0", "--tier", "faulty(dram:1MiB, hang=1)")
+    with serving(*options) as server:
+        answers = [server.complete(prompt=fresh(number), max_tokens=3).json()["choices"] for number in (1, 2, 1)]
+        assert answers[0] == answers[2]
+        server.process.terminate()
+        time.sleep(0.5)
+        assert server.process.poll() is None  # it waits for the stores
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in server.log.read_text()
