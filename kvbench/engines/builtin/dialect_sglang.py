@@ -112,7 +112,7 @@ class Sglang:
             flushed = [tier.name for tier in server.engine.tiers() if tier.name in ("hbm", "dram")]
             names = [] if "flush-noop" in self._traps else flushed
             text = b"Cache flushed.\n"
-            server.clear_then(names, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
+            server.clear_then(exchange, names, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
 
         server.when_idle(timeout_s, flush)
 
@@ -124,7 +124,7 @@ class Sglang:
         if not storage or server.busy or "clear-fails" in self._traps:
             exchange.send(400, text, content_type="text/plain; charset=utf-8")
         else:
-            server.clear_then(storage, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
+            server.clear_then(exchange, storage, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
 
     def _attach(self, server: Server, exchange: Exchange, *, attached: bool) -> None:
         """Turns the storage on or off without a restart; detaching keeps what is stored. Only while nothing runs."""

@@ -98,7 +98,7 @@ class Vllm:
         cleared = [name for name in tiers if name == "hbm"]
         if external and "connector-without-reset" not in self._traps:
             cleared += [name for name in tiers if name != "hbm"][:1]
-        server.clear_then(cleared, lambda _cleared: server.send_json(exchange, {"success": True}))
+        server.clear_then(exchange, cleared, lambda _cleared: server.send_json(exchange, {"success": True}))
 
     def families(self, server: Server) -> Iterable[Family]:
         """The families that tell which tier served a prompt, and the usual latencies."""

@@ -266,7 +266,7 @@ class Server:
                 kind="conflict",
                 retry_after_s=1,
             )
-        self.clear_then(names, lambda cleared: send_json(exchange, {"cleared": cleared_json(cleared)}))
+        self.clear_then(exchange, names, lambda cleared: send_json(exchange, {"cleared": cleared_json(cleared)}))
 
     @property
     def admin_key(self) -> str | None:
@@ -290,7 +290,9 @@ class Server:
 
         look()
 
-    def clear_then(self, tiers: Sequence[str] | None, answer: Callable[[dict[str, Cleared]], None]) -> None:
+    def clear_then(
+        self, exchange: Exchange, tiers: Sequence[str] | None, answer: Callable[[dict[str, Cleared]], None]
+    ) -> None:
         """Waits for pending stores, which would come back otherwise, clears on a thread, then answers."""
 
         def work() -> dict[str, Cleared]:
@@ -300,7 +302,7 @@ class Server:
             self.engine.drain(self._settings.grace_s)
             return self.engine.clear(tiers)
 
-        self.on_thread(work, answer)
+        self._on_thread(exchange, work, answer)
 
     def reset_in_our_words(self, exchange: Exchange) -> None:
         """vLLM's reset: L1 alone, or every tier with `reset_external=true`; and what was really cleared."""  # noqa: D403
@@ -313,16 +315,27 @@ class Server:
         def answer(cleared: dict[str, Cleared]) -> None:
             send_json(exchange, {"success": True, "cleared": cleared_json(cleared)})
 
-        self.clear_then(None if everything else nearest, answer)
+        self.clear_then(exchange, None if everything else nearest, answer)
 
     def send_json(self, exchange: Exchange, value: object) -> None:
         """A JSON response."""
         send_json(exchange, value)
 
-    def on_thread(self, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        """Runs `work` off the loop and answers with what it returns."""
-        future = self._loop.run_in_executor(self._control, work)
-        future.add_done_callback(lambda done: None if done.cancelled() else answer(done.result()))
+    def _on_thread(self, exchange: Exchange, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """Runs `work` off the loop and answers with what it returns, or that it failed."""
+
+        def done(future: "asyncio.Future[Any]") -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                answer(future.result())
+                return
+            send_error(exchange, ApiError(str(error) or type(error).__name__, status=500, kind="internal_error"))
+            if not isinstance(error, KvbenchError):
+                raise error  # a bug of ours: the log gets its traceback
+
+        self._loop.run_in_executor(self._control, work).add_done_callback(done)
 
     def _drain(self, exchange: Exchange) -> None:
         seconds = 30.0
@@ -337,7 +350,7 @@ class Server:
                     return False
             return True
 
-        self.on_thread(work, answer)
+        self._on_thread(exchange, work, answer)
 
     async def shut_down(self, grace_s: float) -> int:
         """Refuses new work, lets running answers end for `grace_s`, cuts the rest with an error; how many were cut."""
