@@ -24,6 +24,7 @@ from kvbench.cli.main import main
         (["--null", "--tier", "dram:1MiB", "--eviction", "fifo"], 2, "there is no eviction 'fifo'"),
         (["--null", "--tier", "dram:1MiB", "--metadata", "sqlite:/x.db"], 2, "no tier is one that several servers"),
         (["--null", "--admin-key", "k"], 2, "--admin-key goes with --dialect sglang alone"),
+        (["nosuch", "--port", "0"], 2, "shipped shapes are demo, demo-mla, demo-window, demo-hybrid"),
         (["--null", "--faults", "/nowhere.yaml"], 1, "/nowhere.yaml: cannot be read"),
         (["--null", "--ready-file", "/nowhere/ready"], 2, "there is no folder /nowhere"),
         (["--null", "--port", "70000"], 2, "less than or equal to 65535"),

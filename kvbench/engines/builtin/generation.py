@@ -107,6 +107,11 @@ class TierSetting:
     spec: str
     capacity_bytes: int | None
     policy: str
+    eviction: str
+    cooldown_s: float
+    ttl_s: float | None
+    load_timeout_s: float | None
+    shared: bool
     enabled: bool
 
 

@@ -227,6 +227,11 @@ class Server:
                 "spec": tier.spec,
                 "size_bytes": tier.capacity_bytes,
                 "policy": tier.policy,
+                "eviction": tier.eviction,
+                "cooldown_s": tier.cooldown_s,
+                "ttl_s": tier.ttl_s,
+                "load_timeout_s": tier.load_timeout_s,
+                "shared": tier.shared,
                 "enabled": tier.enabled,
             }
             for tier in self.engine.tiers()

@@ -47,7 +47,7 @@ class ServedTiers:
 
     store: TieredStore | None
     specs: dict[str, TierSpec] = field(default_factory=dict)
-    policies: dict[str, str] = field(default_factory=dict)
+    rules: dict[str, TierSettings] = field(default_factory=dict)
     deferred: DeferredStore | None = None
 
     @property
@@ -64,7 +64,12 @@ class ServedTiers:
                 name=name,
                 spec=str(self.specs[name]),
                 capacity_bytes=figures.capacity_bytes,
-                policy=self.policies[name],
+                policy=self.rules[name].write,
+                eviction=self.rules[name].eviction,
+                cooldown_s=self.rules[name].cooldown_s,
+                ttl_s=self.rules[name].ttl_s,
+                load_timeout_s=self.rules[name].load_timeout_s,
+                shared=self.rules[name].shared,
                 enabled=figures.enabled,
             )
             for name, figures in self.store.stats().tiers.items()
@@ -158,17 +163,17 @@ def open_tiers(options: TierOptions, *, block_bytes: int) -> ServedTiers:
         metadata = None if options.metadata is None else open_metadata(options.metadata)
         if metadata is not None:
             opened.callback(metadata.close)
-        settings: list[TierSettings] = []
+        rules: dict[str, TierSettings] = {}
         for name, spec in named.items():
             tier = open_tier(spec, block_bytes=block_bytes, name=name)
             opened.callback(tier.close)
-            settings.append(tier_rules(tier, spec, policies[name], options))
+            rules[name] = tier_rules(tier, spec, policies[name], options)
         # a tier that cannot keep up costs blocks, never the time of those who wait for tokens
-        store = TieredStore(settings, when_full="drop", spans=spans, metadata=metadata)
+        store = TieredStore(list(rules.values()), when_full="drop", spans=spans, metadata=metadata)
         opened.pop_all()  # they are the store's now
     # memory is written at once, so that the next request finds its prefix; what may be slow or hang is written later
     deferred = None if _is_memory(next(iter(named.values()))) else DeferredStore(store)
-    return ServedTiers(store, named, dict(policies.items()), deferred)
+    return ServedTiers(store, named, rules, deferred)
 
 
 def _is_memory(spec: TierSpec) -> bool:
