@@ -180,7 +180,8 @@ class Scheduler(Generic[S]):
         with self._wake:
             if self._dead or self._closing:
                 raise ApiError("the engine has stopped", status=503, kind="service_unavailable")
-            if len(self._waiting) >= self._limits.max_waiting:
+            free = max(0, self._limits.max_running - self.num_running)  # those it will take as soon as it looks
+            if len(self._waiting) >= self._limits.max_waiting + free:
                 raise ApiError(
                     f"{len(self._waiting)} requests are waiting already; try again later",
                     status=429,

@@ -267,3 +267,11 @@ def test_a_nearest_tier_that_hangs_stops_no_request_and_a_second_signal_ends_the
         assert server.process.wait(10) == 0
         assert time.monotonic() - began < 5
         assert "Traceback" not in server.log.read_text()
+
+
+def test_a_request_that_finds_a_free_place_is_not_refused_however_short_the_queue() -> None:
+    options = ("--null", "--itl", "20ms", "--l1", "0", "--tier", "dram:1MiB", "--max-running", "2")
+    with serving(*options, "--max-waiting", "0") as server, ThreadPoolExecutor(8) as pool:
+        together = [pool.submit(server.complete, prompt=fresh(number), max_tokens=40) for number in range(8)]
+        statuses = sorted(reply.result(60).status for reply in together)
+        assert statuses == [200] * 2 + [429] * 6
