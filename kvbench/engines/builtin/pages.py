@@ -317,20 +317,21 @@ def _make_paged(kind: Any) -> Any:
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
             if key_states.shape[-2] != 1 or not self.is_initialized or self.keys.ndim != 4:
                 return super().update(key_states, value_states, *args, **kwargs)
-            self.keys = self._with("keys", key_states)
-            self.values = self._with("values", value_states)
-            return self.keys, self.values
+            return self._with("keys", key_states), self._with("values", value_states)
 
         def _with(self, part: str, new: Any) -> Any:
             held = getattr(self, part)
             tokens = held.shape[-2]
-            rooms = vars(self).setdefault("rooms", {})
-            room = rooms.get(part)
+            if "rooms" not in vars(self):
+                self.rooms: dict[str, Any] = {}
+            room = self.rooms.get(part)
             if room is None or held.data_ptr() != room.data_ptr() or room.shape[-2] == tokens:
-                room = rooms[part] = held.new_empty((*held.shape[:-2], tokens + _ROOM_TOKENS, held.shape[-1]))
+                room = self.rooms[part] = held.new_empty((*held.shape[:-2], tokens + _ROOM_TOKENS, held.shape[-1]))
                 room[:, :, :tokens] = held
             room[:, :, tokens : tokens + 1] = new
-            return room[:, :, : tokens + 1]
+            grown = room[:, :, : tokens + 1]
+            setattr(self, part, grown)
+            return grown
 
     class PagedWindow(Paged):
         """`fresh` are the keys and values that have come in since the last pages were taken."""
