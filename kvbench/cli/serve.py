@@ -25,6 +25,19 @@ def serve(
     load_timeout: Annotated[
         str, typer.Option(metavar="TIME", help="A load that takes longer is computed instead.")
     ] = "10s",
+    eviction: Annotated[str, typer.Option(help="Which block leaves a full tier: lru, lfu or score.")] = "lru",
+    cooldown: Annotated[
+        str, typer.Option(metavar="TIME", help="How long a block that is to leave may still be asked for.")
+    ] = "0s",
+    ttl: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Blocks leave after this time without access.")
+    ] = None,
+    spans: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Append what the tiers do, one JSON object per line.")
+    ] = None,
+    metadata: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Where servers that share a tier tell each other: sqlite:FILE, …")
+    ] = None,
     page_tokens: Annotated[int, typer.Option(min=1, max=4096, metavar="N", help="Tokens of one KV block.")] = 16,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -55,6 +68,9 @@ def serve(
     trap: Annotated[
         list[str], typer.Option(metavar="NAME", help="A trap of the dialect; docs/serve.md lists them.")
     ] = [],  # noqa: B006
+    admin_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="With --dialect sglang: the key that control calls must bring.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     ready_file: Annotated[
@@ -77,6 +93,11 @@ def serve(
             tiers=tuple(tier),
             policy=policy,
             load_timeout=load_timeout,
+            eviction=eviction,
+            cooldown=cooldown,
+            ttl=ttl,
+            spans=spans,
+            metadata=metadata,
             page_tokens=page_tokens,
             device=device,
             dtype=dtype,
@@ -93,6 +114,7 @@ def serve(
             faults=faults,
             dialect=dialect,
             traps=tuple(trap),
+            admin_key=admin_key,
             host=host,
             port=port,
             ready_file=ready_file,

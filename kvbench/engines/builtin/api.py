@@ -28,16 +28,24 @@ _REFUSED = ("suffix", "logprobs", "top_logprobs", "tools", "response_format", "l
 class Ask:
     """A checked body: the generation, and how the answer is to look."""
 
-    __slots__ = ("chat", "generation", "include_usage", "return_token_ids", "stream")
+    __slots__ = ("chat", "generation", "include_usage", "return_token_ids", "stream", "tier_details")
 
     def __init__(
-        self, generation: Generation, *, chat: bool, stream: bool, include_usage: bool, return_token_ids: bool
+        self,
+        generation: Generation,
+        *,
+        chat: bool,
+        stream: bool,
+        include_usage: bool,
+        return_token_ids: bool,
+        tier_details: bool,
     ) -> None:
         self.generation = generation
         self.chat = chat
         self.stream = stream
         self.include_usage = include_usage
         self.return_token_ids = return_token_ids
+        self.tier_details = tier_details
 
 
 def parse_ask(body: bytes, *, chat: bool, request_id: str, model: ServedModel, tokenizer: Tokenizer) -> Ask:
@@ -104,6 +112,7 @@ def parse_ask(body: bytes, *, chat: bool, request_id: str, model: ServedModel, t
         stream=stream,
         include_usage=bool(options and _flag(options, "include_usage")),
         return_token_ids=_flag(fields, "return_token_ids"),
+        tier_details=_flag(fields, "return_cached_tokens_details"),
     )
 
 
@@ -235,6 +244,7 @@ class Answer:
     __slots__ = (
         "_ask",
         "_exchange",
+        "_extension",
         "_format_usage",
         "_head",
         "_ids",
@@ -254,6 +264,7 @@ class Answer:
         *,
         model: str,
         format_usage: FormatUsage,
+        extension: FormatUsage | None = None,
         null_usage: bool = False,
         tokens_per_event: int = 1,
         echo_request_id: bool = True,
@@ -262,6 +273,7 @@ class Answer:
         self._exchange = exchange
         self._ask = ask
         self._format_usage = format_usage
+        self._extension = extension if ask.tier_details else None
         self._tail = ',"usage":null}' if null_usage else "}"
         self._reason: FinishReason | None = None
         self._tokens_per_event = tokens_per_event
@@ -320,11 +332,18 @@ class Answer:
         if not self._ask.stream:
             self._whole(usage)
             return
+        if self._extension is not None:
+            self._exchange.event(f"{self._head}]{self._more(usage)}{self._tail}".encode("ascii"))
         if self._ask.include_usage and not self._leave_usage_out:
             counted = json.dumps(self._format_usage(usage), separators=(",", ":"))
             self._exchange.event(f'{self._head}],"usage":{counted}}}'.encode("ascii"))
         self._exchange.event(b"[DONE]")
         self._exchange.end_stream()
+
+    def _more(self, usage: Usage) -> str:
+        """Members of the body that only some engines have, each after a comma."""
+        more = {} if self._extension is None else self._extension(usage)
+        return "".join(f",{json.dumps(name)}:{json.dumps(value)}" for name, value in more.items())
 
     def _whole(self, usage: Usage) -> None:
         text = "".join(self._texts)
@@ -333,7 +352,7 @@ class Answer:
         if self._ask.return_token_ids:
             choice["token_ids"] = self._ids
         counted = "" if self._leave_usage_out else f',"usage":{json.dumps(self._format_usage(usage))}'
-        body = f"{self._head}{json.dumps(choice)}]{counted}}}"
+        body = f"{self._head}{json.dumps(choice)}]{counted}{self._more(usage)}}}"
         echo = () if self._request_id is None else (("x-request-id", self._request_id),)
         self._exchange.send(200, body.encode("ascii"), headers=echo)
 

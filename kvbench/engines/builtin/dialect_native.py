@@ -25,6 +25,7 @@ class Native:
     null_usage = False
     echo_request_id = True
     tokens_per_event = 1
+    extension = None
     own_routes = True
     traps: ClassVar[dict[str, str]] = {}
 
@@ -144,6 +145,7 @@ _TIER_COUNTERS = (
     ("store_seconds", "Seconds spent storing in the tier.", "store_s"),
     ("evicted_blocks", "Blocks that had to leave the tier.", "evicted"),
     ("dropped_blocks", "Blocks that were to come into the tier and did not.", "dropped"),
+    ("lost_blocks", "Evicted blocks that the tier below was to keep and did not.", "lost"),
     ("timeouts", "Blocks that took too long.", "timeouts"),
     ("corrupt", "Blocks whose bytes were not those stored.", "corrupt"),
     ("failures", "Blocks that the tier failed to load or store.", "failures"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kvbench.engines.builtin.api import parse_object
 from kvbench.engines.builtin.dialect_native import plain_usage
-from kvbench.engines.builtin.generation import Usage
+from kvbench.engines.builtin.generation import ApiError, TierSetting, Usage
 from kvbench.engines.builtin.metrics import Buckets, Family, Histogram, Labels, tier_tokens
 
 if TYPE_CHECKING:
@@ -60,6 +62,14 @@ class Sglang:
         details = None if silent else {"cached_tokens": usage.prompt.cached_tokens}
         return {**plain_usage(usage), "prompt_tokens_details": details}
 
+    def extension(self, usage: Usage) -> dict[str, Any]:
+        """The split by tier that a request may ask for: an event of its own before the usage."""
+        by_tier = usage.prompt.cached_tokens_by_tier
+        near = {"device": by_tier.get("hbm", 0), "host": by_tier.get("dram", 0)}
+        return {
+            "sglext": {"cached_tokens_details": {**near, "storage": usage.prompt.cached_tokens - sum(near.values())}}
+        }
+
     def routes(self, server: Server) -> dict[str, dict[str, Callable[[Exchange], None]]]:
         """Control endpoints."""
 
@@ -75,6 +85,11 @@ class Sglang:
         return {
             "/flush_cache": {"GET": flush, "POST": flush},
             "/hicache/storage-backend/clear": {"POST": lambda exchange: self._clear(server, exchange)},
+            "/hicache/storage-backend": {
+                "GET": lambda exchange: self._storage_state(server, exchange),
+                "PUT": lambda exchange: self._attach(server, exchange, attached=True),
+                "DELETE": lambda exchange: self._attach(server, exchange, attached=False),
+            },
             "/server_info": {"GET": info},
             "/get_server_info": {"GET": info},
             "/model_info": {"GET": model},
@@ -83,6 +98,7 @@ class Sglang:
 
     def _flush(self, server: Server, exchange: Exchange) -> None:
         """Empties L1 and the host pool and keeps the storage; refused while anything runs, or after `timeout`."""
+        _guard(server, exchange)
         try:
             timeout_s = min(60.0, max(0.0, float(exchange.request.query().get("timeout", "0"))))
         except ValueError:
@@ -96,18 +112,37 @@ class Sglang:
             flushed = [tier.name for tier in server.engine.tiers() if tier.name in ("hbm", "dram")]
             names = [] if "flush-noop" in self._traps else flushed
             text = b"Cache flushed.\n"
-            server.clear_then(names, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
+            server.clear_then(exchange, names, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
 
         server.when_idle(timeout_s, flush)
 
     def _clear(self, server: Server, exchange: Exchange) -> None:
         """Empties the storage. The body says that it did even where the status says that it did not."""
+        _guard(server, exchange)
         text = b"Hierarchical cache storage cleared.\n"
-        storage = [tier.name for tier in server.engine.tiers() if tier.name not in ("hbm", "dram")]
+        storage = [tier.name for tier in _storage(server) if tier.enabled]
         if not storage or server.busy or "clear-fails" in self._traps:
             exchange.send(400, text, content_type="text/plain; charset=utf-8")
         else:
-            server.clear_then(storage, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
+            server.clear_then(exchange, storage, lambda _cleared: exchange.send(200, text, content_type="text/plain"))
+
+    def _attach(self, server: Server, exchange: Exchange, *, attached: bool) -> None:
+        """Turns the storage on or off without a restart; detaching keeps what is stored. Only while nothing runs."""
+        _guard(server, exchange, always=True)
+        storage = _storage(server)
+        if attached and not isinstance(parse_object(exchange.request.body).get("hicache_storage_backend"), str):
+            raise ApiError("hicache_storage_backend is missing: the name of a storage backend")
+        if not storage or server.busy:
+            why = "requests are running" if storage else "this server was started without a tier below dram"
+            raise ApiError(f"the storage stays as it is: {why}")
+        for tier in storage:
+            server.engine.set_enabled(tier.name, attached)
+        self._storage_state(server, exchange)
+
+    def _storage_state(self, server: Server, exchange: Exchange) -> None:
+        _guard(server, exchange, always=True)
+        attached = next((tier.name for tier in _storage(server) if tier.enabled), None)
+        server.send_json(exchange, {"hicache_storage_backend": attached})
 
     def _info(self, server: Server) -> dict[str, Any]:
         tiers = server.engine.tiers()
@@ -120,7 +155,7 @@ class Sglang:
             "disable_radix_cache": "hbm" not in names,
             "enable_hierarchical_cache": "dram" in names,
             "hicache_write_policy": next((tier.policy.replace("-", "_") for tier in tiers[1:]), "write_through"),
-            "hicache_storage_backend": next((name for name in names if name not in ("hbm", "dram")), None),
+            "hicache_storage_backend": next((tier.name for tier in _storage(server) if tier.enabled), None),
             "enable_metrics": True,
             "enable_cache_report": "no-cache-report" not in self._traps,
             "version": self.version,
@@ -215,3 +250,17 @@ class Sglang:
         late["storage_transfer"] = sum(count.failures + count.corrupt for count in storage) * page
         samples = [((*place, ("reason", reason)), float(late.get(reason, 0))) for reason in _UNFULFILLED]
         yield family("storage_prefetch_unfulfilled_tokens_total", "counter", *samples)
+
+
+def _storage(server: Server) -> list[TierSetting]:
+    return [tier for tier in server.engine.tiers() if tier.name not in ("hbm", "dram")]
+
+
+def _guard(server: Server, exchange: Exchange, *, always: bool = False) -> None:
+    """Asks for the admin key where the server has one; a call that is `always` guarded is refused without one."""
+    key = server.admin_key
+    if key is None:
+        if always:
+            raise ApiError("this call needs a server that was started with an admin key", status=403, kind="forbidden")
+    elif not compare_digest(exchange.request.headers.get(b"authorization", b""), f"Bearer {key}".encode()):
+        raise ApiError("this call needs the admin key", status=401, kind="unauthorized")

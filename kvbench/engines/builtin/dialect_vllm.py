@@ -47,6 +47,7 @@ class Vllm:
     null_usage = False
     echo_request_id = False
     tokens_per_event = 1
+    extension = None
     own_routes = False
     traps: ClassVar[dict[str, str]] = {
         "no-dev-mode": "without VLLM_SERVER_DEV_MODE=1: /reset_prefix_cache is a 404",
@@ -65,10 +66,27 @@ class Vllm:
         return {**plain_usage(usage), "prompt_tokens_details": details}
 
     def routes(self, server: Server) -> dict[str, dict[str, Callable[[Exchange], None]]]:
-        """The developer endpoint."""
+        """The developer endpoints."""
         if "no-dev-mode" in self._traps:
             return {}
-        return {"/reset_prefix_cache": {"POST": lambda exchange: self._reset(server, exchange)}}
+        return {
+            "/reset_prefix_cache": {"POST": lambda exchange: self._reset(server, exchange)},
+            "/server_info": {"GET": lambda exchange: self._info(server, exchange)},
+        }
+
+    def _info(self, server: Server, exchange: Exchange) -> None:
+        """The configuration as text, or as an object with `config_format=json`."""
+        model = server.engine.model
+        cache = {
+            "block_size": model.page_tokens,
+            "enable_prefix_caching": any(tier.name == "hbm" for tier in server.engine.tiers()),
+        }
+        config = {
+            "model_config": {"model": model.name, "max_model_len": model.max_context_tokens},
+            "cache_config": cache,
+        }
+        as_object = exchange.request.query().get("config_format") == "json"
+        server.send_json(exchange, {"vllm_config": config if as_object else repr(config)})
 
     def _reset(self, server: Server, exchange: Exchange) -> None:
         """L1; with reset_external the first lower tier too, and never those below it. 200 whatever comes of it."""
@@ -80,7 +98,7 @@ class Vllm:
         cleared = [name for name in tiers if name == "hbm"]
         if external and "connector-without-reset" not in self._traps:
             cleared += [name for name in tiers if name != "hbm"][:1]
-        server.clear_then(cleared, lambda _cleared: server.send_json(exchange, {"success": True}))
+        server.clear_then(exchange, cleared, lambda _cleared: server.send_json(exchange, {"success": True}))
 
     def families(self, server: Server) -> Iterable[Family]:
         """The families that tell which tier served a prompt, and the usual latencies."""

@@ -41,6 +41,11 @@ class Dialect(Protocol):
         """The usage object."""
         ...
 
+    @property
+    def extension(self) -> Callable[[Usage], dict[str, Any]] | None:
+        """What the answer to a request with `return_cached_tokens_details` has besides; None where nothing does."""
+        ...
+
     def families(self, server: Server) -> Iterable[Family]:
         """The metrics."""
         ...

@@ -107,6 +107,11 @@ class TierSetting:
     spec: str
     capacity_bytes: int | None
     policy: str
+    eviction: str
+    cooldown_s: float
+    ttl_s: float | None
+    load_timeout_s: float | None
+    shared: bool
     enabled: bool
 
 
@@ -125,6 +130,7 @@ class TierCounts:
     store_s: float = 0.0
     evicted: int = 0
     dropped: int = 0
+    lost: int = 0
     timeouts: int = 0
     corrupt: int = 0
     failures: int = 0

@@ -193,7 +193,10 @@ def _source(model: str) -> tuple[Mapping[str, Any], Path | None, bool]:
         return SHAPES[model], None, False
     path = Path(model).expanduser()
     if not model.startswith((".", "/", "~")) and (model in catalogue_names() or not path.exists()):
-        return find_model(model).config, None, False
+        try:
+            return find_model(model).config, None, False
+        except UsageError as error:
+            raise UsageError(f"{error}; shipped shapes are {', '.join(SHAPES)}") from error
     file, config = read_config(path)  # any architecture that transformers knows, in the catalogue or not
     return config, file.parent, file.name == "config.json" and bool(_weight_files(file.parent))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvbench.core.block_key import BlockKey, KvIdentity, block_keys
+from kvbench.engines.builtin.deferred_store import DeferredStore
 from kvbench.engines.builtin.generation import Generation, ServedModel
 from kvbench.engines.builtin.null import Utf8Tokenizer
 from kvbench.tiers.tiered import Request, TieredStore
@@ -53,7 +54,7 @@ class NullRunner:
 
     def __init__(
         self,
-        store: TieredStore | None,
+        store: TieredStore | DeferredStore | None,
         *,
         page_tokens: int = 16,
         ttft_s: float = 0.0,

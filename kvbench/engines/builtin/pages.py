@@ -19,6 +19,7 @@ Kind = Literal["attention", "window", "state"]
 Continues = Literal["chunks", "steps", "never"]
 
 _PROBE_TOKENS = 12
+_ROOM_TOKENS = 256  # by which keys and values grow at a time while tokens come one by one
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}  # of the largest logit
 _CACHE_ARGUMENTS: dict[Any, str] = {}
 _PAGED: dict[Any, Any] = {}
@@ -310,6 +311,28 @@ def _make_paged(kind: Any) -> Any:
         def get_seq_length(self) -> int:
             return self.awaited_tokens or int(super().get_seq_length())
 
+    class Growing(Paged):
+        """Puts single tokens into room that is there already: appending would copy all keys and values every time."""
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+            if key_states.shape[-2] != 1 or not self.is_initialized or self.keys.ndim != 4:
+                return super().update(key_states, value_states, *args, **kwargs)
+            return self._with("keys", key_states), self._with("values", value_states)
+
+        def _with(self, part: str, new: Any) -> Any:
+            held = getattr(self, part)
+            tokens = held.shape[-2]
+            if "rooms" not in vars(self):
+                self.rooms: dict[str, Any] = {}
+            room = self.rooms.get(part)
+            if room is None or held.data_ptr() != room.data_ptr() or room.shape[-2] == tokens:
+                room = self.rooms[part] = held.new_empty((*held.shape[:-2], tokens + _ROOM_TOKENS, held.shape[-1]))
+                room[:, :, :tokens] = held
+            room[:, :, tokens : tokens + 1] = new
+            grown = room[:, :, : tokens + 1]
+            setattr(self, part, grown)
+            return grown
+
     class PagedWindow(Paged):
         """`fresh` are the keys and values that have come in since the last pages were taken."""
 
@@ -319,7 +342,9 @@ def _make_paged(kind: Any) -> Any:
             self.fresh.append((key_states, value_states))
             return super().update(key_states, value_states, *args, **kwargs)
 
-    return PagedWindow if issubclass(kind, cache_utils.DynamicSlidingWindowLayer) else Paged
+    if issubclass(kind, cache_utils.DynamicSlidingWindowLayer):
+        return PagedWindow
+    return Growing if kind.update is cache_utils.DynamicLayer.update else Paged
 
 
 def expect(model_cache: Any, layout: KvLayout, tokens: int) -> None:

@@ -33,6 +33,7 @@ from kvbench.tiers.tiered import LoadResult, Lookup, Request
 if TYPE_CHECKING:
     import torch
 
+_GREEDY_BELOW = 1e-5  # dividing logits by less overflows float32
 _RATE_WEIGHT = 0.3  # of the newest measurement in the running mean
 
 
@@ -142,7 +143,7 @@ class RunningSequence:
     def is_loading(self) -> bool:
         """Whether `prefill_step` would have to wait for a tier; a scheduler may run others meanwhile."""
         load = self._load
-        if load is None or self.computed < load.begin:
+        if load is None or self.computed < load.begin or time.monotonic() >= load.deadline_s:
             return False
         needed = [n for n, group in enumerate(load.groups) if not load.by_layer or group.span[0] == 0]
         return not all(load.futures[number].done() for number in needed)
@@ -155,11 +156,12 @@ class _LoadFailedError(Exception):
 class _Load:
     """The load of pages [begin, end) of a prefix: one future per group, in the order of their layers."""
 
-    def __init__(self, groups: Sequence[PageGroup], begin: int, end: int, *, by_layer: bool) -> None:
+    def __init__(self, groups: Sequence[PageGroup], begin: int, end: int, *, by_layer: bool, timeout_s: float) -> None:
         self.groups = groups
         self.begin = begin  # tokens computed before what is loaded is appended
         self.end = end  # tokens of the prefix
         self.started_s = time.monotonic()
+        self.deadline_s = self.started_s + timeout_s
         self.pages: list[range] = []
         self.rows: list[torch.Tensor] = []
         self.futures: list[Future[LoadResult]] = []
@@ -373,6 +375,7 @@ class ModelRunner:
             front * self._layout.page_tokens,
             pages * self._layout.page_tokens,
             by_layer=bool(self._hooks) and self._layout.layer_ranges > 1 and front == 0,
+            timeout_s=self._load_timeout_s,
         )
         for number, group in enumerate(groups):
             wanted = group.pages_for_prefix(pages)
@@ -428,9 +431,8 @@ class ModelRunner:
                 load.installed.add(number)
 
     def _arrived(self, load: _Load, number: int) -> "torch.Tensor":
-        left_s = load.started_s + self._load_timeout_s - time.monotonic()
         try:
-            result = load.futures[number].result(timeout=max(0.0, left_s))
+            result = load.futures[number].result(timeout=max(0.0, load.deadline_s - time.monotonic()))
         except FutureTimeoutError as error:
             raise _LoadFailedError from error
         if any(outcome.result != "ok" for outcome in result.outcomes):
@@ -500,7 +502,7 @@ class ModelRunner:
         good, late = load.end // self._layout.page_tokens, False
         for number, future in enumerate(load.futures):
             pages = load.pages[number]
-            left_s = max(0.0, load.started_s + self._load_timeout_s - time.monotonic())
+            left_s = max(0.0, load.deadline_s - time.monotonic())
             try:
                 outcomes: Sequence[Outcome] = future.result(timeout=left_s).outcomes
             except FutureTimeoutError:
@@ -570,7 +572,7 @@ class ModelRunner:
         import torch
 
         sampling = sequence.sampling
-        if sampling.temperature <= 0:
+        if sampling.temperature < _GREEDY_BELOW:
             return int(logits.argmax())
         if sequence._generator is None:
             sequence._generator = torch.Generator()

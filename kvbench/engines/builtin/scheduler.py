@@ -28,7 +28,7 @@ from kvbench.engines.builtin.stop_text import StopText
 from kvbench.engines.builtin.tier_store import ServedTiers
 
 _IDLE_S = 1.0  # the longest sleep of a thread that has nothing to do
-_LOADING_S = 0.002  # between two looks at loads when nothing else is to do
+_LOADING_S = 0.0005  # between two looks at loads when nothing else is to do
 
 
 class Sequence_(Protocol):
@@ -180,7 +180,8 @@ class Scheduler(Generic[S]):
         with self._wake:
             if self._dead or self._closing:
                 raise ApiError("the engine has stopped", status=503, kind="service_unavailable")
-            if len(self._waiting) >= self._limits.max_waiting:
+            free = max(0, self._limits.max_running - self.num_running)  # those it will take as soon as it looks
+            if len(self._waiting) >= self._limits.max_waiting + free:
                 raise ApiError(
                     f"{len(self._waiting)} requests are waiting already; try again later",
                     status=429,
@@ -320,10 +321,9 @@ class Scheduler(Generic[S]):
             if busy:
                 return  # tokens for the others, while the tiers deliver
             with self._wake:
-                if len(self._waiting) and len(self._running) < self._limits.max_running:
-                    return
-                self._wake.wait(_LOADING_S)
-            ready = jobs[:1]  # computes layer by layer while the rest of the load arrives
+                if not self._waiting or len(self._running) >= self._limits.max_running:
+                    self._wake.wait(_LOADING_S)
+            return  # whoever comes now need not wait for a tier that others wait for
         left = self._limits.prefill_tokens
         for position, job in enumerate(ready):
             if left <= 0:

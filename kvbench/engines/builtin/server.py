@@ -27,6 +27,7 @@ from kvbench.engines.builtin.metrics import Counters, Observed, exposition
 
 Route = Callable[[Exchange], None]
 _DRAIN_S = 10.0  # for stores that are on their way when the server ends; a tier that hangs gets no more
+_LOOK_S = 0.2  # between two looks at whether a second signal came
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -40,6 +41,7 @@ class ServerSettings:
     dialect: str = "native"
     traps: tuple[str, ...] = ()
     faults: Faults | None = None
+    admin_key: str | None = None
     grace_s: float = 5.0
     quiet: bool = False
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -142,6 +144,7 @@ class Server:
             format_usage=_without_details(dialect.format_usage)
             if kind == "null-cached-tokens"
             else dialect.format_usage,
+            extension=dialect.extension,
             null_usage=dialect.null_usage,
             tokens_per_event=2 if kind == "two-tokens" else dialect.tokens_per_event,
             echo_request_id=dialect.echo_request_id,
@@ -224,6 +227,11 @@ class Server:
                 "spec": tier.spec,
                 "size_bytes": tier.capacity_bytes,
                 "policy": tier.policy,
+                "eviction": tier.eviction,
+                "cooldown_s": tier.cooldown_s,
+                "ttl_s": tier.ttl_s,
+                "load_timeout_s": tier.load_timeout_s,
+                "shared": tier.shared,
                 "enabled": tier.enabled,
             }
             for tier in self.engine.tiers()
@@ -263,7 +271,12 @@ class Server:
                 kind="conflict",
                 retry_after_s=1,
             )
-        self.clear_then(names, lambda cleared: send_json(exchange, {"cleared": cleared_json(cleared)}))
+        self.clear_then(exchange, names, lambda cleared: send_json(exchange, {"cleared": cleared_json(cleared)}))
+
+    @property
+    def admin_key(self) -> str | None:
+        """The key that control calls of another engine's face ask for."""
+        return self._settings.admin_key
 
     @property
     def busy(self) -> bool:
@@ -282,7 +295,9 @@ class Server:
 
         look()
 
-    def clear_then(self, tiers: Sequence[str] | None, answer: Callable[[dict[str, Cleared]], None]) -> None:
+    def clear_then(
+        self, exchange: Exchange, tiers: Sequence[str] | None, answer: Callable[[dict[str, Cleared]], None]
+    ) -> None:
         """Waits for pending stores, which would come back otherwise, clears on a thread, then answers."""
 
         def work() -> dict[str, Cleared]:
@@ -292,7 +307,7 @@ class Server:
             self.engine.drain(self._settings.grace_s)
             return self.engine.clear(tiers)
 
-        self.on_thread(work, answer)
+        self._on_thread(exchange, work, answer)
 
     def reset_in_our_words(self, exchange: Exchange) -> None:
         """vLLM's reset: L1 alone, or every tier with `reset_external=true`; and what was really cleared."""  # noqa: D403
@@ -305,16 +320,27 @@ class Server:
         def answer(cleared: dict[str, Cleared]) -> None:
             send_json(exchange, {"success": True, "cleared": cleared_json(cleared)})
 
-        self.clear_then(None if everything else nearest, answer)
+        self.clear_then(exchange, None if everything else nearest, answer)
 
     def send_json(self, exchange: Exchange, value: object) -> None:
         """A JSON response."""
         send_json(exchange, value)
 
-    def on_thread(self, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
-        """Runs `work` off the loop and answers with what it returns."""
-        future = self._loop.run_in_executor(self._control, work)
-        future.add_done_callback(lambda done: None if done.cancelled() else answer(done.result()))
+    def _on_thread(self, exchange: Exchange, work: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """Runs `work` off the loop and answers with what it returns, or that it failed."""
+
+        def done(future: "asyncio.Future[Any]") -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                answer(future.result())
+                return
+            send_error(exchange, ApiError(str(error) or type(error).__name__, status=500, kind="internal_error"))
+            if not isinstance(error, KvbenchError):
+                raise error  # a bug of ours: the log gets its traceback
+
+        self._loop.run_in_executor(self._control, work).add_done_callback(done)
 
     def _drain(self, exchange: Exchange) -> None:
         seconds = 30.0
@@ -323,7 +349,13 @@ class Server:
         def answer(done: bool) -> None:
             send_json(exchange, {"drained": done, "seconds": time.monotonic() - started}, status=200 if done else 503)
 
-        self.on_thread(partial(self.engine.drain, seconds), answer)
+        def work() -> bool:
+            while not self.engine.drain(_LOOK_S):
+                if self.draining or time.monotonic() - started >= seconds:
+                    return False
+            return True
+
+        self._on_thread(exchange, work, answer)
 
     async def shut_down(self, grace_s: float) -> int:
         """Refuses new work, lets running answers end for `grace_s`, cuts the rest with an error; how many were cut."""
@@ -340,11 +372,13 @@ class Server:
         await asyncio.sleep(0.05 if cut else 0)
         return len(cut)
 
-    async def close(self, grace_s: float) -> None:
-        """Ends connections, drains the tiers and closes the engine."""
-        drain_s = max(grace_s, _DRAIN_S)
-        await self._loop.run_in_executor(self._control, partial(self.engine.drain, drain_s))
-        await self._loop.run_in_executor(self._control, partial(self.engine.close, drain_s))
+    async def close(self, hurry: asyncio.Event) -> None:
+        """Drains the tiers unless there is a hurry, closes the engine, ends connections."""
+        deadline = time.monotonic() + _DRAIN_S
+        drained = False
+        while not drained and not hurry.is_set() and time.monotonic() < deadline:
+            drained = await self._loop.run_in_executor(self._control, partial(self.engine.drain, _LOOK_S))
+        await self._loop.run_in_executor(self._control, partial(self.engine.close, _DRAIN_S if drained else _LOOK_S))
         if self._http is not None:
             self._http.close_connections()
         self._control.shutdown(wait=False, cancel_futures=True)
@@ -373,6 +407,8 @@ def serve(make_engine: MakeEngine, settings: ServerSettings) -> None:
     import uvloop
 
     dialect = dialect_named(settings.dialect, settings.traps)
+    if settings.admin_key is not None and settings.dialect != "sglang":
+        raise UsageError(f"--admin-key goes with --dialect sglang alone, not with {settings.dialect}; leave it out")
     if settings.ready_file is not None and not settings.ready_file.parent.is_dir():
         raise UsageError(f"{settings.ready_file}: there is no folder {settings.ready_file.parent}; make it first")
     if settings.ready_file is not None:
@@ -413,7 +449,7 @@ async def _serve(make_engine: MakeEngine, settings: ServerSettings, dialect: Dia
             await server.shut_down(0.0)
         hurried.cancel()
     finally:
-        await server.close(settings.grace_s)
+        await server.close(hurry)
         if settings.ready_file is not None:
             settings.ready_file.unlink(missing_ok=True)
     if died:

@@ -170,7 +170,8 @@ class DirectoryTokenizer:
         self.version = digest.hexdigest()[:32]
 
     def encode(self, text: str) -> list[int]:
-        """The directory's own ids, with the special ids its tokenizer adds."""
+        """The directory's own ids, with the special ids its tokenizer adds; half of a surrogate pair reads as `?`."""
+        text = text.encode("utf-8", "replace").decode("utf-8")
         return [int(token) for token in self._tokenizer.encode(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -186,9 +187,14 @@ class DirectoryTokenizer:
         if getattr(self._tokenizer, "chat_template", None) is None:
             lines = [f"{role}: {content}\n" for role, content in _turns(messages)]
             return self.encode("".join([*lines, "assistant:"]))
-        ids = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        from jinja2 import TemplateError
+
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise UsageError(f"the chat template of this model refuses these messages: {error}") from error
         return [int(token) for token in ids]
 
 

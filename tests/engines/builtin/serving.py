@@ -46,7 +46,7 @@ class Served:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self.url + path, data=data, headers=named, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return Reply(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -198,7 +198,7 @@ FIELDS = st.sampled_from(
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tiers", "/cache/clear"])
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(PATHS, st.dictionaries(FIELDS, JSON, max_size=5) | JSON, st.booleans())
 def test_whatever_json_comes_the_answer_is_a_completion_or_an_error(
     server: Served, path: str, fields: object, cut: bool

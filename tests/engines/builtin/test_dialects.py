@@ -231,6 +231,50 @@ def test_resets_that_lie_are_refused_or_missing(dialect: str, trap: str) -> None
         assert cached(server, fresh(1)) == 96
 
 
+def test_sglang_splits_a_request_by_tier_if_it_is_asked_to(sglang: Served) -> None:
+    sglang.complete(prompt=fresh(5), max_tokens=1)
+    sglang.call("/kvbench/drain", {})
+    fields = {"prompt": fresh(5), "max_tokens": 1, "return_cached_tokens_details": True}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    events = sglang.complete(**fields, **options).events()
+    [streamed] = [event["sglext"]["cached_tokens_details"] for event in events if "sglext" in event]
+    assert sum(streamed.values()) == events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+    whole = sglang.complete(**fields).json()
+    details = whole["sglext"]["cached_tokens_details"]
+    assert set(details) == {"device", "host", "storage"}
+    assert sum(details.values()) == whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert "sglext" not in sglang.complete(prompt=fresh(5), max_tokens=1).json()
+
+
+def test_sglangs_storage_is_switched_live_by_who_has_the_key(sglang: Served, folder: Path) -> None:
+    path, attach = "/hicache/storage-backend", {"hicache_storage_backend": "file"}
+    assert sglang.call(path).status == sglang.call(path, attach, method="PUT").status == 403  # started without a key
+    with tiers("sglang", folder / "guarded", "--admin-key", "k3y") as server:
+        key = {"Authorization": "Bearer k3y"}
+        server.complete(prompt=fresh(1), max_tokens=1)
+        server.call("/kvbench/drain", {})
+        for call in ((path, None, "DELETE"), ("/flush_cache", None, "POST"), (f"{path}/clear", None, "POST")):
+            assert server.call(call[0], call[1], method=call[2]).status == 401
+            assert server.call(call[0], call[1], method=call[2], Authorization="Bearer other").status == 401
+        assert server.call(path, method="DELETE", **key).json() == {"hicache_storage_backend": None}
+        assert server.call("/server_info").json()["hicache_storage_backend"] is None
+        assert server.call("/flush_cache", method="POST", **key).status == 200
+        assert by_tier(server, fresh(1)) == {"computed": 100}
+        assert server.call(f"{path}/clear", method="POST", **key).status == 400  # nothing is attached
+        assert server.call(path, {}, method="PUT", **key).status == 400
+        assert server.call(path, attach, method="PUT", **key).json() == {"hicache_storage_backend": "file"}
+        assert server.call("/flush_cache", method="POST", **key).status == 200
+        assert by_tier(server, fresh(1)) == {"file": 96, "computed": 4}  # detaching has kept what was stored
+        assert reset_caches(detect(server.url), timeout_s=10, key="k3y").ok
+        assert cached(server, fresh(1)) == 0
+
+
+def test_vllm_tells_its_configuration_as_text_or_json(vllm: Served) -> None:
+    assert "'block_size': 16" in vllm.call("/server_info").json()["vllm_config"]
+    config = vllm.call("/server_info?config_format=json").json()["vllm_config"]
+    assert config["cache_config"] == {"block_size": 16, "enable_prefix_caching": True}
+
+
 def test_an_unknown_dialect_or_trap_is_named() -> None:
     with pytest.raises(UsageError, match="no dialect 'tgi'; choose one of native, vllm, sglang"):
         dialect_named("tgi", ())

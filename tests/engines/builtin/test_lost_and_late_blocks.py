@@ -1,17 +1,23 @@
 """A block that is gone, damaged or late costs time and never a wrong token; a killed process leaves no wrong one."""
 
+import asyncio
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from kvbench.core.block_key import BlockKey, prefix_hashes
+from kvbench.engines.builtin.generation import ApiError, FinishReason, Generation, PromptUse, Usage
 from kvbench.engines.builtin.runner import ModelRunner, make_runner
+from kvbench.engines.builtin.scheduler import Scheduler, SchedulerLimits
+from kvbench.engines.builtin.served_model import ServedRunner
+from kvbench.engines.builtin.tier_store import ServedTiers
 from kvbench.tiers.base import Tier
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.tiered import TieredStore, TierSettings
@@ -92,6 +98,39 @@ def test_the_runner_has_a_timeout_of_its_own() -> None:
     assert restored.output_ids == recomputed.output_ids
     runner.close()
     store.close()
+
+
+def test_a_slow_load_holds_up_nobody_else() -> None:
+    runner, store, _ = _runner("gqa", "throttled(dram:32MiB, latency=700ms)", load_timeout_s=10.0)
+    generate(runner, _prompt(100))
+    loop = asyncio.new_event_loop()
+    scheduler = Scheduler(ServedRunner(runner), ServedTiers(None), limits=SchedulerLimits(), loop=loop)
+    order: list[tuple[str, int]] = []
+
+    class Listens:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def prompt_ready(self, prompt: PromptUse) -> None: ...
+
+        def tokens(self, ids: Sequence[int], texts: Sequence[str], reason: FinishReason | None) -> None: ...
+
+        def finished(self, usage: Usage) -> None:
+            order.append((self.name, usage.prompt.cached_tokens))
+            if len(order) == 2:
+                loop.stop()
+
+        def failed(self, error: ApiError) -> None:
+            raise error
+
+    loop.call_later(30, loop.stop)
+    for name, prompt in (("loads", _prompt(100)), ("computes", _prompt(20, seed=9))):
+        scheduler.submit(Generation(request_id=name, prompt_ids=prompt, max_tokens=1, ignore_eos=True), Listens(name))
+    loop.run_forever()
+    scheduler.close(5)
+    loop.close()
+    store.close()
+    assert order == [("computes", 0), ("loads", 96)]
 
 
 def test_a_cancelled_request_leaves_nothing_behind() -> None:

@@ -252,3 +252,26 @@ def test_tokens_of_the_null_engine_come_when_they_were_asked_for() -> None:
             offs += [time_s - due for time_s, due in zip(times, ideal, strict=True)]
         connection.close()
         assert sorted(offs)[len(offs) // 2] < 0.005
+
+
+def test_a_nearest_tier_that_hangs_stops_no_request_and_a_second_signal_ends_the_wait_for_it() -> None:
+    options = ("--null", "--l1", "0", "--tier", "faulty(dram:1MiB, hang=1)")
+    with serving(*options) as server:
+        answers = [server.complete(prompt=fresh(number), max_tokens=3).json()["choices"] for number in (1, 2, 1)]
+        assert answers[0] == answers[2]
+        server.process.terminate()
+        time.sleep(0.5)
+        assert server.process.poll() is None  # it waits for the stores
+        began = time.monotonic()
+        server.process.terminate()
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - began < 5
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_a_request_that_finds_a_free_place_is_not_refused_however_short_the_queue() -> None:
+    options = ("--null", "--itl", "20ms", "--l1", "0", "--tier", "dram:1MiB", "--max-running", "2")
+    with serving(*options, "--max-waiting", "0") as server, ThreadPoolExecutor(8) as pool:
+        together = [pool.submit(server.complete, prompt=fresh(number), max_tokens=40) for number in range(8)]
+        statuses = sorted(reply.result(60).status for reply in together)
+        assert statuses == [200] * 2 + [429] * 6

@@ -1,17 +1,25 @@
+import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from kvbench.core.block_key import BlockKey
-from kvbench.engines.builtin.tier_store import ServedTiers, open_tiers, tier_options
+from kvbench.core.errors import UsageError
+from kvbench.engines.builtin.tier_store import ServedTiers, open_tiers, tier_options, tier_rules
+from kvbench.tiers.registry import open_tier
+from kvbench.tiers.spec import parse_tier_spec
+from kvbench.tiers.tiered import TierSettings
 from tests.engines.builtin.serving import serving
 
 SIZE = 4096
 KEYS = [BlockKey(bytes(16), bytes([number]) * 32) for number in range(4)]
 
 
-def opened(*specs: str, l1: str = "64KiB", policy: str = "write-through") -> ServedTiers:
-
-    options = replace(tier_options(l1, specs, policy, "5s"), l1_in_host_memory=True)
+def opened(*specs: str, l1: str = "64KiB", policy: str = "write-through", **more: Any) -> ServedTiers:
+    options = replace(tier_options(l1, specs, policy, "5s", **more), l1_in_host_memory=True)
     return open_tiers(options, block_bytes=SIZE)
 
 
@@ -60,6 +68,7 @@ def test_a_load_that_takes_too_long_is_computed_instead() -> None:
     slow = "throttled(dram:1MiB, latency=1s)"
     with serving("--null", "--l1", "0", "--tier", slow, "--load-timeout", "100ms") as server:
         first = server.complete(prompt=prompt, max_tokens=5).json()
+        assert server.call("/drain", {}).status == 200
         again = server.complete(prompt=prompt, max_tokens=5).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert again["choices"] == first["choices"]
@@ -78,7 +87,80 @@ def test_a_server_killed_while_it_stores_never_gives_a_wrong_token_afterwards(tm
                 reply = server.complete(prompt=prompt, max_tokens=8).json()
                 assert reply["choices"] == choices
                 cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+                if prompt is prompts[0]:
+                    server.call("/drain", {})
             server.process.kill()  # stores are still on their way
             server.process.wait(10)
     assert cached[:3] == [0] * 3
     assert any(cached[-12:]), "nothing survived, so nothing was tried"
+
+
+def rules(spelling: str, **more: Any) -> TierSettings:
+    spec = parse_tier_spec(spelling)
+    options = tier_options("0", (spelling,), "write-through", "5s", **more)
+    with closing(open_tier("null:", block_bytes=SIZE)) as tier:
+        return tier_rules(tier, spec, "write-back", options)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "timeout_s"),
+    [("hbm:1MiB", None), ("dram:1MiB", None), ("throttled(dram:1MiB, latency=1us)", 5.0), ("file:/nowhere", 5.0)],
+)
+def test_memory_is_not_timed_and_what_may_be_slow_is(spelling: str, timeout_s: float | None) -> None:
+    assert rules(spelling).load_timeout_s == timeout_s
+
+
+@pytest.mark.parametrize(
+    ("spelling", "shared"),
+    [("dram:1MiB?shared=x", True), ("faulty(s3://b/p?endpoint=http://127.0.0.1:1)", True), ("redis://h:1/0", True)],
+)
+def test_a_tier_is_shared_where_metadata_says_what_others_put_there(spelling: str, shared: bool) -> None:
+    assert rules(spelling, metadata="sqlite:/nowhere/m.db").shared is shared
+    assert not rules(spelling).shared
+
+
+def test_every_rule_of_the_command_line_reaches_the_store() -> None:
+    found = rules("dram:1MiB", eviction="lfu", cooldown="2s", ttl="1min")
+    assert (found.eviction, found.cooldown_s, found.ttl_s, found.write) == ("lfu", 2.0, 60.0, "write-back")
+
+
+def test_a_block_that_the_tier_below_did_not_keep_is_counted_in_one_place() -> None:
+    failing = "faulty(dram:1MiB, store_fail=1)"
+    tiers = opened("dram:16KiB", failing, l1="0", policy="write-back")
+    more = [BlockKey(bytes(16), bytes([100 + number]) * 32) for number in range(4)]
+    assert tiers.store is not None
+    for keys in (KEYS, more):
+        tiers.store.store(keys, [memoryview(bytes(SIZE))] * 4)
+        assert tiers.flush(10)
+    upper, lower = tiers.counts()
+    assert upper.evicted == upper.lost >= 4
+    assert (upper.dropped, lower.dropped, lower.lost) == (0, 0, 0)
+    assert lower.failures == upper.lost
+    tiers.close(5)
+
+
+def test_spans_say_what_the_tiers_did(tmp_path: Path) -> None:
+    tiers = opened("dram:1MiB", spans=tmp_path / "spans.jsonl")
+    store(tiers)
+    tiers.close(5)
+    lines = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    blocks_into = {
+        name: sum(line["num_blocks"] for line in lines if line["to_tier"] == name) for name in ("hbm", "dram")
+    }
+    assert blocks_into == {"hbm": 4, "dram": 4}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eviction": "fifo"}, "there is no eviction 'fifo'; choose one of lru, lfu, score"),
+        ({"ttl": "0s"}, "--ttl '0s' must be above zero"),
+        ({"cooldown": "5"}, "duration '5'"),
+        ({"metadata": "sqlite:/tmp/m.db"}, "no tier is one that several servers use"),
+        ({"metadata": "zookeeper:x"}, "metadata 'zookeeper:x' has no known scheme"),
+        ({"spans": Path("/nowhere/spans")}, "--spans /nowhere/spans: No such file or directory"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        opened("dram:1MiB", **options)

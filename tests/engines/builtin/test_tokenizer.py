@@ -96,3 +96,16 @@ def test_a_directory_brings_its_own_tokenizer(tmp_path: Path) -> None:
     assert not any("\ufffd" in piece for piece in pieces)
     assert tokenizer.decode(tokenizer.chat([{"role": "user", "content": "hi"}])) == "user: hi\nassistant:"
     assert tokenizer.version != load_tokenizer(None, VOCABULARY).version
+
+
+def test_what_a_chat_template_refuses_is_an_error_of_the_request(tmp_path: Path) -> None:
+    _word_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}", encoding="utf-8")
+    with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
+        load_tokenizer(tmp_path, VOCABULARY).chat([{"role": "user", "content": "hi"}])
+
+
+def test_half_a_surrogate_pair_does_not_break_a_tokenizer(tmp_path: Path) -> None:
+    _word_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, VOCABULARY)
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"
