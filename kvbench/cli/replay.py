@@ -332,7 +332,7 @@ def _code(result: "ReplayResult", code: ExitCode) -> ExitCode:
         raise KvbenchError(f"no request ended well: {_first_failure(result)}")
     if result.verdict == "worse":
         return ExitCode.FOUND_PROBLEM
-    if result.verdict in ("contaminated", "tier not exercised", "saturated"):
+    if result.verdict in ("contaminated", "tier not exercised", "saturated", "failed requests"):
         return ExitCode.INSUFFICIENT
     return ExitCode.OK
 

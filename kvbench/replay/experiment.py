@@ -86,6 +86,7 @@ class _Stage:
         self._arms, self._adapters, self._settings, self._progress = arms, adapters, settings, progress
         self._endpoints: dict[str, Endpoint] = {}
         self._warmed: set[str] = set()
+        self._served: set[str] = set()
         self.records: dict[str, ArmRecord] = {}
 
     @contextmanager
@@ -155,6 +156,7 @@ class _Stage:
         self._progress(f"{head}: emptying and checking its cache", position / runs)
         salt = f"kvbench-{self._settings.seed}-{time.time_ns()}-{position}" if self._settings.cache == "salt" else None
         cache = self._prepare(arm, endpoint, plan, salt)
+        self._served.add(endpoint.url)
         return run_once(
             self._adapters[arm.name],
             endpoint,
@@ -175,7 +177,7 @@ class _Stage:
             return make_warm(endpoint, plan)
         if self._settings.cache == "as-is":
             return CacheCheck(state="as is", reason="nothing was emptied or checked (--cache as-is)")
-        return make_cold(self._adapters[arm.name], endpoint, plan)
+        return make_cold(self._adapters[arm.name], endpoint, plan, served_before=endpoint.url in self._served)
 
 
 def _result(
@@ -273,7 +275,9 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
     ):
         runs = [run for run in result.runs if run.cache.state == state]
         if runs:
-            message = f"{len(runs)} of {len(result.runs)} runs are {state}, first {runs[0].arm}: {runs[0].cache.reason}"
+            are = "is" if len(runs) == 1 else "are"
+            of = f"{len(runs)} of {len(result.runs)} runs {are} {state}"
+            message = f"{of}, first {runs[0].arm}: {runs[0].cache.reason}"
             found.append(Warning_(code=state, message=message, remedy=remedy))
     for summary in result.summaries:
         if summary.failed:
@@ -299,7 +303,8 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
         found.append(
             Warning_(
                 code="few-pairs",
-                message=f"{result.rounds} pairs of runs give wide intervals",
+                message=f"{result.rounds} {'pair' if result.rounds == 1 else 'pairs'} of runs "
+                f"{'decides nothing' if result.rounds == 1 else 'give wide intervals'}",
                 remedy="use at least --pairs 5 for a verdict",
             )
         )

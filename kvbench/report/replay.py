@@ -64,11 +64,9 @@ def _verdict(result: ReplayResult) -> str:
         "worse": f"{arm} is worse than {base}: {median}, {change}.",
         "no difference": f"No difference between {arm} and {base}: {median}, {change}, within {margin}.",
         "inconclusive": f"Inconclusive: {arm} against {base}, {median}, {change}.",
-        "contaminated": f"No verdict, contaminated: {head.doubts[0] if head.doubts else 'a cache was not empty'}.",
-        "tier not exercised": f"No verdict, tier not exercised: {head.doubts[0] if head.doubts else ''}.",
-        "saturated": f"No verdict, saturated: {head.doubts[0] if head.doubts else ''}.",
     }
-    return sentences[head.verdict]
+    reason = f": {head.doubts[0]}" if head.doubts else ""
+    return sentences.get(head.verdict, f"No verdict, {head.verdict}{reason}.")
 
 
 def _one_arm(result: ReplayResult) -> str:
@@ -113,19 +111,25 @@ def _details(result: ReplayResult) -> tuple[str, ...]:
         else f"open loop, latency from the intended send time; {result.arrival}"
     )
     lines = [
-        f"{result.num_requests} requests per run, {result.planned_prompt_tokens:,} prompt tokens; {loop}.",
+        f"{_counted(result.num_requests, 'request')} per run, {result.planned_prompt_tokens:,} prompt tokens; {loop}.",
     ]
     if len(result.arms) > 1:
         lines.append(
-            f"{len(result.runs)} runs in {result.rounds} rounds, every second one backwards; ratios are paired by "
-            f"round, with {result.confidence:.0%} intervals."
+            f"{_counted(len(result.runs), 'run')} in {_counted(result.rounds, 'round')}"
+            f"{', every second one backwards' if result.rounds > 1 else ''}; ratios are paired by round, with "
+            f"{result.confidence:.0%} intervals."
         )
     lines += [f"{arm.name}: {arm.label}." for arm in result.arms if arm.label]
     if result.stopped:
         lines.append(f"Stopped early: {result.stopped}. What was finished is kept.")
     if result.headline is not None:
-        lines += [f"Doubt: {doubt}." for doubt in result.headline.doubts[:4]]
+        said = 0 if result.headline.verdict == result.headline.measured else 1  # the verdict's own reason
+        lines += [f"Doubt: {doubt}." for doubt in result.headline.doubts[said : said + 4]]
     return tuple(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _tables(result: ReplayResult) -> tuple[TextTable, ...]:

@@ -15,8 +15,9 @@ Status = Literal[
 ]
 CacheState = Literal["verified cold", "cold by salt", "contaminated", "unverified", "warm", "as is"]
 Verdict = Literal[
-    "better", "worse", "no difference", "inconclusive", "contaminated", "tier not exercised", "saturated", "one arm"
-]
+    "better", "worse", "no difference", "inconclusive", "contaminated", "tier not exercised", "saturated",
+    "failed requests", "one arm",
+]  # fmt: skip
 Setting = str | int | float | bool | None
 
 
