@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvbench.engines.base import Endpoint, EngineAdapter
 from kvbench.engines.http_calls import call
-from kvbench.replay.load.schedule import words
+from kvbench.replay.requests import TEXT_FORM
 from kvbench.results.replay import CacheCheck, CacheState, RequestSample, ResetProbe
 from kvbench.results.tier_counters import TierCounters
 from kvbench.workloads.base import PlannedRequest, RequestPlan
@@ -33,7 +33,7 @@ def ask(endpoint: Endpoint, prompt: Sequence[int], *, salt: str | None, max_toke
     """One request outside the load generator, whose usage says what was cached."""
     body: dict[str, object] = {
         "model": endpoint.model,
-        "prompt": list(prompt) if endpoint.takes_ids else words(prompt),
+        "prompt": list(prompt) if endpoint.takes_ids else "".join(TEXT_FORM.words[one] for one in prompt),
         "max_tokens": max_tokens,
         "temperature": 0,
     }

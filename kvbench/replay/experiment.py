@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
-from kvbench.core.errors import KvbenchError
+from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.paired import CONFIDENCE
 from kvbench.core.provenance import Origin, Warning_
-from kvbench.engines.base import Arm, Endpoint, EngineAdapter
+from kvbench.engines.base import Arm, Endpoint, EngineAdapter, Setting
 from kvbench.replay.answers import answers
 from kvbench.replay.cold import ask, make_cold, make_salted, make_warm
 from kvbench.replay.comparisons import bytes_doubts, compare, hit_rows
+from kvbench.replay.requests import TEXT_FORM
 from kvbench.replay.run import run_once
 from kvbench.replay.settings import ReplaySettings
 from kvbench.replay.summary import arm_summary
@@ -60,7 +61,8 @@ def replay(
             for position, (round_, arm) in enumerate(schedule):
                 endpoint = stage.endpoint(arm)
                 if plan is None:
-                    plan = make_plan(endpoint.vocab_size or FALLBACK_VOCABULARY)
+                    plan = stage.plan(make_plan, endpoint)
+                    endpoint = stage.endpoint(arm)
                 stage.warm_up(arm, endpoint, plan)
                 run = stage.run(arm, endpoint, plan, round_=round_, position=position, runs=len(schedule))
                 runs.append(run)
@@ -87,6 +89,7 @@ class _Stage:
         self._endpoints: dict[str, Endpoint] = {}
         self._warmed: set[str] = set()
         self._served: set[str] = set()
+        self._as_text = False
         self.records: dict[str, ArmRecord] = {}
 
     @contextmanager
@@ -98,29 +101,81 @@ class _Stage:
             for adapter in {id(one): one for one in self._adapters.values()}.values():
                 adapter.stop()
 
+    def plan(self, make_plan: Callable[[int], RequestPlan], endpoint: Endpoint) -> RequestPlan:
+        """The plan for every arm alike; where one server takes no token ids, all get the same words instead."""
+        up = [self.endpoint(arm) for arm in self._arms if arm.url is not None and self._settings.servers == "keep"]
+        if all(one.takes_ids for one in (endpoint, *up)):
+            return make_plan(endpoint.vocab_size or FALLBACK_VOCABULARY)
+        self._as_text = True
+        self._endpoints = {name: replace(one, takes_ids=False) for name, one in self._endpoints.items()}
+        plan = make_plan(TEXT_FORM.vocab_size)
+        if plan.vocab_size > TEXT_FORM.vocab_size:
+            raise UsageError(
+                f"a server takes no token ids, and there are {TEXT_FORM.vocab_size} words to write prompts with; "
+                f"leave out --vocab-size {plan.vocab_size}"
+            )
+        return plan
+
     def endpoint(self, arm: Arm) -> Endpoint:
         """The running server of the arm, started or switched to where needed."""
         adapter = self._adapters[arm.name]
         known = self._endpoints.get(arm.name)
         if known is not None:
             return known
-        if self._settings.servers == "one-at-a-time":
-            for name in list(self._endpoints):
-                other = self._endpoints.pop(name)
-                switched = adapter.switch(other, arm) if self._adapters[name] is adapter else None
-                if switched is not None:
-                    return self._known(arm, switched, None)
-                self._adapters[name].stop(other)
-                self._warmed.discard(name)
+        if self._settings.servers != "keep":
+            switched = self._switched(arm)
+            if switched is not None:
+                return switched
+        if self._settings.servers == "switch":
+            widest = self._widest(adapter, arm)
+            if widest is not arm:
+                endpoint, start_s = self._started(adapter, widest)
+                found = adapter.switch(endpoint, arm)
+                if found is not None:
+                    return self._known(arm, found, start_s)
+                adapter.stop(endpoint)
+        return self._known(arm, *self._started(adapter, arm))
+
+    def _started(self, adapter: EngineAdapter, arm: Arm) -> tuple[Endpoint, float | None]:
         self._progress(f"starting {arm.name}", None)
         begun = time.monotonic()
         endpoint = adapter.start(arm)
-        return self._known(arm, endpoint, time.monotonic() - begun if endpoint.pid is not None else None)
+        return endpoint, time.monotonic() - begun if endpoint.pid is not None else None
+
+    def _switched(self, arm: Arm) -> Endpoint | None:
+        """The server of another arm, changed to this one; servers that cannot be are stopped, so that one is up."""
+        adapter = self._adapters[arm.name]
+        for name in list(self._endpoints):
+            other = self._endpoints.pop(name)
+            found = adapter.switch(other, arm) if self._adapters[name] is adapter else None
+            if found is not None:
+                if name in self._warmed:
+                    self._warmed.add(arm.name)  # the same process
+                return self._known(arm, found, None)
+            self._adapters[name].stop(other)
+            self._warmed.clear()
+        return None
+
+    def _widest(self, adapter: EngineAdapter, arm: Arm) -> Arm:
+        """The arm of the same engine and L1 with the most tiers: its server can be each of them in turn."""
+        alike = [
+            one
+            for one in self._arms
+            if self._adapters[one.name] is adapter
+            and one.url is None
+            and one.tier("hbm") == arm.tier("hbm")
+            and all(tier in one.tiers for tier in arm.tiers)
+        ]
+        return max(alike, key=lambda one: len(one.tiers), default=arm)
 
     def _known(self, arm: Arm, endpoint: Endpoint, start_s: float | None) -> Endpoint:
         adapter = self._adapters[arm.name]
+        if self._as_text:
+            endpoint = replace(endpoint, takes_ids=False)
         self._endpoints[arm.name] = endpoint
         if arm.name not in self.records:
+            settings = dict(adapter.settings(endpoint))
+            commands = adapter.command(self._widest(adapter, arm) if self._settings.servers == "switch" else arm)
             self.records[arm.name] = ArmRecord(
                 name=arm.name,
                 tiers=tuple(tier.name for tier in arm.tiers),
@@ -131,10 +186,10 @@ class _Stage:
                 version=endpoint.version,
                 page_tokens=endpoint.page_tokens,
                 kv_bytes_per_token=endpoint.kv_bytes_per_token,
-                commands=adapter.command(arm),
-                settings=dict(adapter.settings(endpoint)),
+                commands=commands,
+                settings=settings,
                 start_s=start_s,
-                label=getattr(adapter, "label", None),
+                label=_label(settings, switched=self._settings.servers == "switch" and bool(commands)),
             )
         return endpoint
 
@@ -178,6 +233,17 @@ class _Stage:
         if self._settings.cache == "as-is":
             return CacheCheck(state="as is", reason="nothing was emptied or checked (--cache as-is)")
         return make_cold(self._adapters[arm.name], endpoint, plan, served_before=endpoint.url in self._served)
+
+
+_REPLACED = {"kernel_package": "SGLang with a {}", "page_mover": "page mover: {}"}
+
+
+def _label(settings: Mapping[str, Setting], *, switched: bool) -> str | None:
+    """What has to be said wherever the arm's numbers are shown: replaced parts of the engine, tiers switched live."""
+    said = [text.format(settings[name]) for name, text in _REPLACED.items() if settings.get(name)]
+    if switched:
+        said.append("tiers of one running server switched live where it can")
+    return "; ".join(said) or None
 
 
 def _result(

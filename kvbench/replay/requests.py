@@ -9,6 +9,10 @@ from kvbench.engines.http_calls import split_url
 from kvbench.replay.load.plan import Finished, Limits, LoadRequest, WorkerPlan
 from kvbench.results.replay import RequestSample
 from kvbench.workloads.base import PlannedRequest, RequestPlan
+from kvbench.workloads.text import plain_text_form
+
+TEXT_FORM = plain_text_form()
+"""How prompts are written for servers that take no token ids: the tokenizer of such a server is not at hand."""
 
 _MOST_TOKENS_MADE_HERE = 8_000_000  # beyond, workers make the tokens from the recipes just before they send them
 
@@ -26,7 +30,7 @@ def worker_plan(plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: 
         requests=tuple(_load_request(request, here) for request in plan.requests),
         slots=plan.concurrency if plan.loop == "closed" else None,
         limits=limits,
-        as_words=not endpoint.takes_ids,
+        words=None if endpoint.takes_ids else TEXT_FORM.words,
         tier_details=endpoint.dialect == "sglang",
         answers_needed=frozenset(answer for request in plan.requests for _, answer in request.recipe.answers),
     )

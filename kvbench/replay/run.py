@@ -266,11 +266,14 @@ def _warnings(
             )
         )
     if not takes_ids:
+        told = [(one.prompt_tokens, one.planned_tokens) for one in samples if one.ok and one.prompt_tokens is not None]
+        counted, planned = sum(count for count, _ in told), sum(count for _, count in told)
+        ratio = f"; the server counted {counted / planned:.2f} tokens a word" if planned else ""
         found.append(
             Warning_(
                 code="words",
-                message="the server takes no token ids, so each id was sent as one word of text",
-                remedy="prefixes are shared as planned, but prompts have as many tokens as its tokenizer makes of them",
+                message=f"a server takes no token ids, so prompts were sent as common English words, one an id{ratio}",
+                remedy="prefixes are shared as planned; prompts have as many tokens as its tokenizer makes of them",
             )
         )
     found += _usage_warnings(samples)

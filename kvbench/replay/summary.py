@@ -141,6 +141,9 @@ def tier_use(record: ArmRecord, runs: Sequence[Run]) -> tuple[TierUse, ...]:
         load.update(dict(counters.load_bytes))
         store.update(dict(counters.store_bytes))
     told = bool(counted) or bool(tokens)
+    hidden: Counter[str] = Counter()
+    for run in runs:
+        hidden.update(dict(run.hidden_tokens))
     names = [name for tier in record.tiers for name in shown_as(tier)]
     names += [name for name in ("hbm", *_LOWER) if name not in names and (tokens.get(name) or load.get(name))]
     return tuple(
@@ -150,6 +153,7 @@ def tier_use(record: ArmRecord, runs: Sequence[Run]) -> tuple[TierUse, ...]:
             load_bytes=load.get(name),
             store_bytes=store.get(name),
             expected_bytes=_expected_bytes(name, tokens, load.get(name), record.kv_bytes_per_token),
+            found=dict(hidden) if name == "external" else {},
             exercised=(tokens.get(name, 0.0) > 0 or load.get(name, 0) > 0) if told else None,
         )
         for name in names
