@@ -129,7 +129,7 @@ def check_after(check: CacheCheck, plan: RequestPlan, samples: Sequence[RequestS
         )
     elif exact and plan.history == "synthetic":
         tokens = sum(one.cached_tokens or 0 for one in told)
-        if tokens > plan.reuse.hit_tokens + _ACCIDENT_TOKENS * len(told):
+        if tokens > plan.reuse.hit_tokens + _ACCIDENT_TOKENS + len(told):  # a mark may begin every text
             found = (
                 f"{tokens:,} prompt tokens were cached, and the run's own requests share only {plan.reuse.hit_tokens:,}"
             )
