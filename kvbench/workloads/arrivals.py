@@ -37,13 +37,15 @@ class Arrival:
 
     def __str__(self) -> str:
         ramp = f", rising from zero over {self.ramp_s:g} s" if self.ramp_s else ""
+        if self.process != "trace" and self.speedup != 1:
+            ramp += f", pauses {self.speedup:g} times as fast"
         return {
             "constant": f"constant gaps, {self.rate_per_s or 0:g}/s{ramp}",
             "poisson": f"Poisson, {self.rate_per_s or 0:g}/s{ramp}",
             "gamma": f"gamma gaps of shape {self.burstiness:g}, {self.rate_per_s or 0:g}/s{ramp}",
             "at-once": "all at once",
             "trace": "recorded times" + (f", {self.speedup:g} times as fast" if self.speedup != 1 else ""),
-            "closed": f"closed loop, {self.concurrency} at a time",
+            "closed": f"closed loop, {self.concurrency} at a time{ramp}",
         }[self.process]
 
 
