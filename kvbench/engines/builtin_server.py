@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench.core.errors import UsageError
+from kvbench.core.units import parse_bytes
 from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, Setting
 from kvbench.engines.http_calls import call
 from kvbench.engines.server_process import ServerProcess
 from kvbench.engines.url import detect, reset_caches, server_counters, server_settings
 from kvbench.results.tier_counters import TierCounters
+from kvbench.tiers.spec import parse_tier_spec
 
 _DEFAULT_MODEL = "demo"
 _DEFAULT_SIZES = {"hbm": "64MiB", "dram": "dram:1GiB"}
@@ -122,10 +124,14 @@ class BuiltinAdapter:
         if hbm is None:
             arguments += ["--l1", "0"]
         else:
-            arguments += ["--l1", hbm.value or _DEFAULT_SIZES["hbm"]]
+            size = hbm.value or _DEFAULT_SIZES["hbm"]
+            parse_bytes(size)
+            arguments += ["--l1", size]
         for tier in arm.tiers:
             if tier.name != "hbm":
-                arguments += ["--tier", self._spec(tier.name, tier.value, arm)]
+                spec = self._spec(tier.name, tier.value, arm)
+                parse_tier_spec(spec)
+                arguments += ["--tier", spec]
         return (*arguments, *self._options.arguments)
 
     def _spec(self, name: str, value: str | None, arm: Arm) -> str:

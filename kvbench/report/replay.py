@@ -101,7 +101,7 @@ def _factors(*ratios: float) -> list[str]:
     """Ratios in one style: as changes in percent, or as factors where one of them is far from 1."""
     if all(0.5 <= ratio < 2 for ratio in ratios):
         return [f"{ratio - 1:+.1%}" for ratio in ratios]
-    return [f"×{ratio:.2f}" if 0.01 <= ratio < 1000 else f"×{ratio:.1e}" for ratio in ratios]
+    return [f"×{ratio:.2f}" if 0.01 <= ratio < 100 else "×<0.01" if ratio < 1 else "×>100" for ratio in ratios]
 
 
 def _details(result: ReplayResult) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def _arm_table(result: ReplayResult) -> TextTable:
                 f"{one.ok}/{one.requests + one.not_sent}",
             )
         )
-    tail_name = next(iter(names)) if len(names) == 1 else "tail"
+    tail_name = "tail" if len(names) > 1 else next(iter(names), "max")
     return TextTable(
         title="Arms",
         columns=(

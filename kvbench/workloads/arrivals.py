@@ -53,7 +53,7 @@ def checked_arrival(arrival: Arrival) -> Arrival:
     """The arrival, if its numbers fit its process; UsageError otherwise."""
     timed = arrival.process in ("constant", "poisson", "gamma")
     if timed and not (arrival.rate_per_s and 0 < arrival.rate_per_s < math.inf):
-        raise UsageError(f"arrival {arrival.process!r} needs a rate, such as 2/s")
+        raise UsageError(f"arrival {arrival.process!r} needs a rate above zero, such as 2/s")
     if arrival.process == "closed" and not (arrival.concurrency and 1 <= arrival.concurrency <= 1 << 20):
         raise UsageError(f"a closed loop needs a concurrency from 1 on (got {arrival.concurrency})")
     if not 0 < arrival.burstiness < math.inf or not 0 < arrival.speedup < math.inf or not 0 <= arrival.ramp_s < 1e9:
