@@ -224,7 +224,7 @@ def replay(
             adapters,
             settings,
             progress=report,
-            keep=lambda so_far: _keep(document_of(so_far, True), out),
+            keep=None if out is None else lambda so_far: _keep(document_of(so_far, True), out),
         )
     document = document_of(result, result.stopped is not None)
     if save_vllm_json is not None:

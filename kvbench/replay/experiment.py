@@ -43,7 +43,7 @@ def replay(
     settings: ReplaySettings,
     *,
     progress: Progress = lambda _step, _ratio: None,
-    keep: Callable[[ReplayResult], None] = lambda _result: None,
+    keep: Callable[[ReplayResult], None] | None = None,
 ) -> ReplayResult:
     """Runs the experiment. Whatever stops it, finished requests are in the result and started servers are stopped.
 
@@ -66,7 +66,8 @@ def replay(
                 stage.warm_up(arm, endpoint, plan)
                 run = stage.run(arm, endpoint, plan, round_=round_, position=position, runs=len(schedule))
                 runs.append(run)
-                keep(_result(plan, arms, stage, settings, runs, None, started))
+                if keep is not None:
+                    keep(_result(plan, arms, stage, settings, runs, None, started))
                 if run.stopped is not None:
                     stopped = run.stopped
                     break
