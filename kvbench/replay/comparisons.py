@@ -246,6 +246,16 @@ def served_by(request: RequestSample, run: Run) -> str | None:
     return run.tier_of(request)
 
 
+def fair(run: Run) -> bool:
+    """Whether requests of the run may be held against those of another: no foreign cache, no growing queue, no loss."""
+    failed = len(run.requests) - len(run.finished)
+    return (
+        run.cache.state != "contaminated"
+        and failed <= MOST_FAILED_RATIO * len(run.requests)
+        and not any(warning.code == "saturated" for warning in run.warnings)
+    )
+
+
 def _length_bin(request: RequestSample) -> int:
     tokens = request.prompt_tokens or request.planned_tokens
     return max(length for length in _LENGTHS if length <= tokens)
@@ -294,12 +304,14 @@ def _against(
     computed = {
         (run.round, request.index): request.ttft_s
         for run in runs
-        if run.arm == other and run.complete
+        if run.arm == other and run.complete and fair(run)
         for request in run.finished
         if served_by(request, run) == "miss" and request.ttft_s
     }
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run, request in found:
+        if not fair(run):
+            continue
         theirs = computed.get((run.round, request.index))
         if theirs is not None and theirs > 0 and request.ttft_s is not None and request.ttft_s > 0:
             by_round.setdefault(run.round, []).append((theirs, request.ttft_s))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
-from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.core.errors import KvbenchError
 from kvbench.core.paired import CONFIDENCE
 from kvbench.core.provenance import Origin, Warning_
 from kvbench.engines.base import Arm, Endpoint, EngineAdapter, Setting
@@ -109,13 +109,7 @@ class _Stage:
             return make_plan(endpoint.vocab_size or FALLBACK_VOCABULARY)
         self._as_text = True
         self._endpoints = {name: replace(one, takes_ids=False) for name, one in self._endpoints.items()}
-        plan = make_plan(TEXT_FORM.vocab_size)
-        if plan.vocab_size > TEXT_FORM.vocab_size:
-            raise UsageError(
-                f"a server takes no token ids, and there are {TEXT_FORM.vocab_size} words to write prompts with; "
-                f"leave out --vocab-size {plan.vocab_size}"
-            )
-        return plan
+        return make_plan(TEXT_FORM.vocab_size)
 
     def endpoint(self, arm: Arm) -> Endpoint:
         """The running server of the arm, started or switched to where needed."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import pairwise
 
+from kvbench.core.errors import UsageError
 from kvbench.core.units import seconds_from_ns
 from kvbench.engines.base import Endpoint
 from kvbench.engines.http_calls import split_url
@@ -19,6 +20,11 @@ _MOST_TOKENS_MADE_HERE = 8_000_000  # beyond, workers make the tokens from the r
 
 def worker_plan(plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: str | None = None) -> WorkerPlan:
     """The plan as one worker's; `split` in the generator divides it."""
+    if not endpoint.takes_ids and plan.vocab_size > TEXT_FORM.vocab_size:
+        raise UsageError(
+            f"{endpoint.url} takes no token ids, and there are {TEXT_FORM.vocab_size} words to write prompts with; "
+            f"plan with --vocab-size {TEXT_FORM.vocab_size}"
+        )
     host, port, base, secure = split_url(endpoint.url)
     here = sum(request.prompt_tokens for request in plan.requests) <= _MOST_TOKENS_MADE_HERE
     return WorkerPlan(
