@@ -29,15 +29,20 @@ def probe(
     html: Html = None,
     quiet: Quiet = False,
 ) -> ExitCode:
-    """Measure transfers that KV loads really pay: by size, layout, direction and way of copying.
+    """Measure transfers that KV loads really pay: by size, layout, direction and way of copying, or by tier and policy.
 
     Example: kvbench probe file --set paths=file:/mnt/nvme --set concurrency=1,16 --out file.json
     """
     from kvbench.cli.emit import command_line, emit, progress
+    from kvbench.probes.plan_file import list_text
     from kvbench.probes.probe import probe as run_probe
     from kvbench.probes.probe import provenance
-    from kvbench.probes.transfer_plan import list_text, load_transfer_plan
+    from kvbench.probes.tier_plan import is_tier_plan, load_tier_plan
+    from kvbench.probes.tier_probe import probe_tiers, tier_provenance
+    from kvbench.probes.transfer_plan import load_transfer_plan
     from kvbench.results.document import new_document
+    from kvbench.results.probe import ProbeCase, ProbeResult
+    from kvbench.results.tier_probe import PolicyCase, TierCase, TierProbeResult
 
     if list_plans:
         typer.echo(list_text())
@@ -46,18 +51,29 @@ def probe(
         raise UsageError("no plan was named; kvbench probe --list shows what there is")
     shape = {"model": model, "tp": tp, "page_tokens": page_tokens}
     settings = [*setting, *(f"{key}={value}" for key, value in shape.items() if value is not None)]
-    chosen = load_transfer_plan(plan, settings)
-    with progress(quiet=quiet) as report:
-        result = run_probe(chosen, gpu=gpu, progress=report)
+    result: ProbeResult | TierProbeResult
+    cases: tuple[ProbeCase | TierCase | PolicyCase, ...]
+    if is_tier_plan(plan):
+        if gpu is not None:
+            raise UsageError(f"--gpu {gpu} means nothing to a plan of tier stacks; drop it")
+        stacks = load_tier_plan(plan, settings)
+        with progress(quiet=quiet) as report:
+            result = probe_tiers(stacks, progress=report)
+        origins, cases = tier_provenance(result), (*result.tiers, *result.policies)
+    else:
+        transfers = load_transfer_plan(plan, settings)
+        with progress(quiet=quiet) as report:
+            result = run_probe(transfers, gpu=gpu, progress=report)
+        origins, cases = provenance(), result.cases
     document = new_document(
         result,
         command_line=command_line(),
-        provenance=provenance(),
+        provenance=origins,
         warnings=result.warnings,
         interrupted=result.interrupted,
     )
     code = emit(document, as_json=as_json, out=out, html=html, quiet=quiet)
-    failed = [case for case in result.cases if case.status == "failed"]
-    if failed and len(failed) == len(result.cases) and not result.interrupted:
-        raise KvbenchError(f"every case of plan {chosen.name} failed; the first: {failed[0].reason}")
+    failed = [case for case in cases if case.status == "failed"]
+    if failed and len(failed) == len(cases) and not result.interrupted:
+        raise KvbenchError(f"every case of plan {result.plan} failed; the first: {failed[0].reason}")
     return code

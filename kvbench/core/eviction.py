@@ -10,6 +10,7 @@ Eviction = Literal["lru", "lfu", "score"]
 
 # The score halves in this time without an access: four accesses half a minute ago weigh as much as two now.
 SCORE_HALF_LIFE_S = 30.0
+_COMPACT = 1024
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class EvictionOrder(Generic[B]):
         self._cooldown_s = cooldown_s
         self._heap: list[tuple[tuple[float, int], int, B]] = []
         self._entries = 0
+        self._compact_at = _COMPACT
         self._cooling: deque[tuple[float, tuple[float, int], B]] = deque()
         self.cooling_bytes = 0
 
@@ -91,6 +93,10 @@ class EvictionOrder(Generic[B]):
         """Takes in a block that is now whole in the tier."""
         self._entries += 1
         heapq.heappush(self._heap, (priority(self._eviction, block.usage), self._entries, block))
+        if len(self._heap) >= self._compact_at:  # blocks that left by another way would stay for ever
+            self._heap = [entry for entry in self._heap if entry[2].resident]
+            heapq.heapify(self._heap)
+            self._compact_at = 2 * len(self._heap) + _COMPACT
 
     def take(self, num_bytes: int, *, before: int | None = None) -> list[B] | None:
         """Blocks of at least `num_bytes` in all that leave at once; None, and nothing changes, if there are too few.

@@ -44,6 +44,11 @@ class IoSchedule(Generic[L, S]):
         return not self._stores and not self.store_batches_running
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing waits, load or store."""
+        return not self._stores and not self._loads
+
+    @property
     def stores_waiting(self) -> int:
         return len(self._stores)
 

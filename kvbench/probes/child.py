@@ -4,17 +4,19 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from kvbench.core.errors import KvbenchError
-from kvbench.probes import copy_case, file_case, prefill, remote_case, tier_load
 
-CASES: dict[str, Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], None]] = {
-    "tier-load": tier_load.measure,
-    "copy": copy_case.measure,
-    "file-io": file_case.measure,
-    "remote": remote_case.measure,
-    "prefill": prefill.measure,
+CASES = {
+    "tier-load": "kvbench.probes.tier_load:measure",
+    "copy": "kvbench.probes.copy_case:measure",
+    "file-io": "kvbench.probes.file_case:measure",
+    "remote": "kvbench.probes.remote_case:measure",
+    "tier-alone": "kvbench.probes.tier_alone_case:measure",
+    "tier-policy": "kvbench.probes.tier_policy_case:measure",
+    "prefill": "kvbench.probes.prefill:measure",
 }
 
 
@@ -30,8 +32,10 @@ def main() -> int:
 
     try:
         case = json.load(sys.stdin)
-        name = case.pop("case")
-        CASES[name](case, emit)
+        module, _, function = CASES[case.pop("case")].partition(":")
+        measure: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], None]
+        measure = getattr(import_module(module), function)
+        measure(case, emit)
     except KvbenchError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

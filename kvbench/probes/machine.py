@@ -109,3 +109,8 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def load_average() -> tuple[float, ...]:
+    """The one-minute load, alone in a tuple; empty where the system does not say."""
+    return (os.getloadavg()[0],) if hasattr(os, "getloadavg") else ()

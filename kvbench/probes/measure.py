@@ -18,7 +18,7 @@ from kvbench.probes.measured_tiers import measurable_tier
 from kvbench.probes.plan import LoadPlan, MeasurePlan, PrefillPlan
 from kvbench.probes.prefill import PrefillCase
 from kvbench.probes.prefill_fit import prefill_result
-from kvbench.probes.runner import ChildRun, run_child
+from kvbench.probes.runner import ChildRun, not_begun, run_child
 from kvbench.probes.tier_load import TierLoadCase
 from kvbench.results.host_measurement import CaseOutcome, HostMeasurement
 from kvbench.results.host_paths import MeasuredPath
@@ -58,9 +58,9 @@ def measure_host(
     def child(case: str, timeout_s: float, start: Callable[[float, Progress], ChildRun]) -> ChildRun:
         left_s = plan.total_s - (time.monotonic() - started)
         if interrupted:
-            return _not_begun("interrupted before it began")
+            return not_begun("interrupted before it began")
         if left_s <= 0:
-            return _not_begun(f"the plan's total of {plan.total_s:g} s was used up before it began")
+            return not_begun(f"the plan's total of {plan.total_s:g} s was used up before it began")
         before, own_before_s = cpu_times(), own_cpu_s()
         result = start(min(left_s, timeout_s), lambda stage: progress(f"{case}: {stage}"))
         after = cpu_times()
@@ -110,10 +110,6 @@ def busy_host_warnings(case: str, taken_ratio: float) -> list[Warning_]:
             remedy="measure again while nothing else runs; threads that wait for each other lose more than that share",
         )
     ]
-
-
-def _not_begun(reason: str) -> ChildRun:
-    return ChildRun(status="skipped", reason=reason, records=(), elapsed_s=0.0)
 
 
 def _run_tier_load(

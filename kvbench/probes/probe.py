@@ -16,10 +16,10 @@ from kvbench.probes.copy_case import CopyCase
 from kvbench.probes.doubts import child_warnings
 from kvbench.probes.executions.registry import EXECUTIONS
 from kvbench.probes.file_case import FileCase
-from kvbench.probes.machine import cpu_times, taken_by_others_ratio
+from kvbench.probes.machine import cpu_times, load_average, taken_by_others_ratio
 from kvbench.probes.measure import busy_host_warnings, own_cpu_s
 from kvbench.probes.remote_case import RemoteCase
-from kvbench.probes.runner import ChildRun, run_child
+from kvbench.probes.runner import ChildRun, not_begun, run_child
 from kvbench.probes.segments import KvShape
 from kvbench.probes.transfer_fit import case_warnings, crossovers, fitted, measured_path
 from kvbench.probes.transfer_plan import PlannedCase, TransferPlan, planned_cases, throttle_of
@@ -57,13 +57,13 @@ def probe(
     for number, case in enumerate(cases):
         left_s = plan.total_s - (time.monotonic() - started)
         progress(case.name, number / len(cases))
-        before, own_before_s, load_before = cpu_times(), own_cpu_s(), _load_average()
+        before, own_before_s, load_before = cpu_times(), own_cpu_s(), load_average()
         child = _run(case, plan, shape, reason, interrupted, left_s, run, progress, number / len(cases))
         after = cpu_times()
         if before and after and child.of_kind("sample"):
             taken.append(taken_by_others_ratio(before, after, own_s=own_cpu_s() - own_before_s))
         interrupted = interrupted or child.interrupted
-        done.append(_finished(case, child, (*load_before, *_load_average())))
+        done.append(_finished(case, child, (*load_before, *load_average())))
     return ProbeResult(
         plan=plan.name,
         question=plan.question,
@@ -91,11 +91,11 @@ def _run(
 ) -> ChildRun:
     on_gpu = EXECUTIONS[case.method].runs_on == "cuda" if case.method in EXECUTIONS else case.method == "gds"
     if interrupted:
-        return _not_begun("interrupted before it began")
+        return not_begun("interrupted before it began")
     if on_gpu and no_gpu is not None:
-        return _not_begun(no_gpu)
+        return not_begun(no_gpu)
     if left_s <= 0:
-        return _not_begun(f"the plan's total of {plan.total_s:g} s was used up before it began")
+        return not_begun(f"the plan's total of {plan.total_s:g} s was used up before it began")
     file = _scratch_path(case) if case.family == "file" else None
     try:
         return run(
@@ -312,14 +312,6 @@ def _stand_in_warning(cases: Sequence[ProbeCase]) -> tuple[Warning_, ...]:
             remedy="read them as this host's memory, never as a GPU's link; run the plan on a host with a GPU",
         ),
     )
-
-
-def _not_begun(reason: str) -> ChildRun:
-    return ChildRun(status="skipped", reason=reason, records=(), elapsed_s=0.0)
-
-
-def _load_average() -> tuple[float, ...]:
-    return (os.getloadavg()[0],) if hasattr(os, "getloadavg") else ()
 
 
 def provenance() -> dict[str, Origin]:

@@ -36,6 +36,11 @@ class ChildRun:
         return tuple(record for record in self.records if record["record"] == kind)
 
 
+def not_begun(reason: str) -> ChildRun:
+    """What stands for a child that was never started."""
+    return ChildRun(status="skipped", reason=reason, records=(), elapsed_s=0.0)
+
+
 def run_child(
     case: Mapping[str, Any],
     *,

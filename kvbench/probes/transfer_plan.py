@@ -5,16 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.core.errors import UsageError
 from kvbench.core.units import MIB, parse_bandwidth, parse_bytes, parse_duration
 from kvbench.probes.executions.registry import EXECUTIONS
+from kvbench.probes.plan_file import EXAMPLE, plan_path, replaced_keys, written_plan
 from kvbench.probes.segments import LAYOUTS, KvShape, Layout, kv_shape
-from kvbench.results.data import data_folder
 from kvbench.results.probe import ProbeDirection
-from kvbench.results.written_file import quantity, read_plan_file, validated_plan
+from kvbench.results.written_file import quantity, validated_plan
 from kvbench.tiers.file_engines.registry import ENGINES
 from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 FsyncMode = Literal["none", "fdatasync", "batch"]
 Beside = Literal["nothing", "compute"]
 
-_EXAMPLE = "probes/h2d.yaml"
-_NOT_TRANSFER_PLANS = ("measure",)
 _FAMILIES: dict[str, tuple[ProbeDirection, ...]] = {
     "dram": ("h2h", "h2d", "d2h", "duplex"),
     "null": ("h2h",),
@@ -92,61 +89,17 @@ class TransferPlan:
         return kv_shape(self.model, tp=self.tp, page_tokens=self.page_tokens)
 
 
-def plan_names() -> tuple[str, ...]:
-    """The plans that ship with kvbench, sorted."""
-    return tuple(
-        sorted(path.stem for path in data_folder("probes").glob("*.yaml") if path.stem not in _NOT_TRANSFER_PLANS)
-    )
-
-
 def load_transfer_plan(name_or_path: str, settings: Sequence[str] = ()) -> TransferPlan:
     """The plan of that name in `probes/`, or in that file; each setting `key=value` replaces a key of it."""
-    path = _plan_path(name_or_path)
-    written = read_plan_file(path, example=_EXAMPLE)
-    if not isinstance(written, dict):
-        raise UsageError(f"{path}: holds no keys; see {_EXAMPLE} for a complete plan")
+    path = plan_path(name_or_path)
+    written = written_plan(path)
     schema = _schema()
-    replaced = _settings(settings, tuple(schema.model_fields))
+    replaced = replaced_keys(settings, tuple(schema.model_fields), lists=_LISTS, uncut=("paths",))
     if "model" in replaced and "layouts" not in {**written, **replaced}:
         replaced["layouts"] = list(LAYOUTS[1:])  # a model brings page shapes; without a layout they would not be used
     written = {**written, **replaced}
-    plan: TransferPlan = validated_plan(written, schema, source=str(path), example=_EXAMPLE).as_plan(path.stem)
+    plan: TransferPlan = validated_plan(written, schema, source=str(path), example=EXAMPLE).as_plan(path.stem)
     return plan
-
-
-def _plan_path(name_or_path: str) -> Path:
-    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path:
-        return Path(name_or_path)
-    names = plan_names()
-    if name_or_path not in names:
-        close = difflib.get_close_matches(name_or_path, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"plan {name_or_path!r} is not one of {', '.join(names)}{hint} A path ends in .yaml")
-    return data_folder("probes") / f"{name_or_path}.yaml"
-
-
-def _settings(settings: Sequence[str], known: Sequence[str]) -> dict[str, Any]:
-    """`concurrency=1,4` as a list, `repeats=5` as a number, `question=…` as text: what YAML makes of the value."""
-    import yaml
-
-    values: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--set {setting!r} is not key=value; write it like --set repeats=5")
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UsageError(f"--set {key!r} is no key of a plan{hint}; the keys are {', '.join(known)}")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise UsageError(f"--set {key}: {text!r} is no value ({error}); write it like {key}=[a, b]") from error
-        if key in _LISTS and not isinstance(value, list):
-            parts = [text] if key == "paths" else text.split(",")  # a comma belongs to a wrapped tier
-            value = [yaml.safe_load(part) for part in parts]
-        values[key] = value
-    return values
 
 
 _LISTS = (
@@ -426,15 +379,3 @@ def throttle_of(spec: TierSpec) -> Mapping[str, float] | None:
     if "segment_latency" in options:
         found["per_segment_s"] = parse_duration(options["segment_latency"])
     return found
-
-
-def list_text() -> str:
-    """Every plan with its question."""
-    import textwrap
-
-    plans = [load_transfer_plan(name) for name in plan_names()]
-    width = max(len(plan.name) for plan in plans) + 2
-    return "\n".join(
-        textwrap.fill(plan.question, 110, initial_indent=plan.name.ljust(width), subsequent_indent=" " * width)
-        for plan in plans
-    )

@@ -15,6 +15,7 @@ RENDERERS = {
     "topology": "kvbench.report.topology",
     "probe": "kvbench.report.probe",
     "replay": "kvbench.report.replay",
+    "tier-probe": "kvbench.report.tier_probe",
 }
 
 

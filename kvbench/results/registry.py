@@ -12,6 +12,7 @@ KINDS = {
     "topology": "kvbench.results.topology:TopologyResult",
     "probe": "kvbench.results.probe:ProbeResult",
     "replay": "kvbench.results.replay:ReplayResult",
+    "tier-probe": "kvbench.results.tier_probe:TierProbeResult",
 }
 
 

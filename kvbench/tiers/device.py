@@ -10,7 +10,7 @@ from kvbench.core.errors import KvbenchError, MissingDependencyError, UsageError
 from kvbench.core.units import format_bytes
 from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.cuda_runtime import no_gpu_reason
-from kvbench.tiers.memory import MemoryTier
+from kvbench.tiers.memory import MemoryTier, PoolError
 from kvbench.tiers.slots import Parts, SlotAllocator
 from kvbench.tiers.spec import TierSpec
 
@@ -134,6 +134,8 @@ class CudaPool(TensorPool):
         staging = self._stagings.get()
         try:
             yield staging
+        except RuntimeError as error:  # torch's: the GPU fell off, or another kernel broke its context
+            raise PoolError(f"the GPU does not copy ({str(error).partition(chr(10))[0]})") from error
         finally:
             self._stagings.put(staging)
 

@@ -130,7 +130,10 @@ class HostPool:
         slots = self._slots_of(chunk)
         if not slots:
             return False
-        self._chunks[chunk] = self._pin.new(len(slots) * self._slots.slot_bytes)
+        try:
+            self._chunks[chunk] = self._pin.new(len(slots) * self._slots.slot_bytes)
+        except (OSError, KvbenchError):  # the system gives no more memory, or pins no more: the pool is full
+            return False
         self._used_bytes[chunk] = 0
         self._empty_since[chunk] = self._clock()
         self._slots.add(slots)

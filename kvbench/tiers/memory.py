@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvbench.core.block_key import BlockKey
+from kvbench.core.errors import KvbenchError
 from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.counters import TierCounters, unfit, wrong_buffer
 from kvbench.tiers.slots import Parts
@@ -14,8 +15,15 @@ _FULL = Outcome("full", "no room; evict blocks and try again")
 _CLOSED = Outcome("failed", "the tier is closed")
 
 
+class PoolError(KvbenchError):
+    """The memory did not take or give a block: a GPU that has failed."""
+
+
 class Pool(Protocol):
-    """Memory that blocks lie in. `allocate` and `free` are called under the tier's lock, copies are not."""
+    """Memory that blocks lie in. `allocate` and `free` are called under the tier's lock, copies are not.
+
+    Copies raise `PoolError` and nothing else.
+    """
 
     @property
     def description(self) -> str:
@@ -96,10 +104,12 @@ class MemoryTier:
         held = _Held(parts, size)
         try:
             self._pool.write(parts, block.data)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._copying -= 1
                 self._release(held)
+            if isinstance(error, PoolError):
+                return Outcome("failed", str(error))
             raise
         with self._lock:
             self._copying -= 1
@@ -127,6 +137,8 @@ class MemoryTier:
             held.users += 1
         try:
             self._pool.read(held.parts, want.into)
+        except PoolError as error:
+            return Outcome("failed", str(error))
         finally:
             self._let_go(held)
         return OK

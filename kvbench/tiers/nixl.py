@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import os
+import re
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +30,8 @@ _FIRST_SLEEP_S, _MOST_SLEEP_S = 10e-6, 1e-3
 # A transfer that its caller gave up is waited for so long before its memory is left to it for good.
 _LATE_S, _LATE_SLEEP_S = 600.0, 0.05
 _SUFFIX = ".block"
+_UNFINISHED = re.compile(r"[0-9a-f]{64}\.[0-9a-f]+-[0-9]+\.tmp")
+_LEFT_BEHIND_S = 86400.0
 
 
 def open_nixl(spec: TierSpec, *, block_bytes: int, name: str) -> StagedTier:
@@ -167,7 +171,6 @@ class NixlClient:
 
     def close(self) -> None:
         """Gives the memory back, once nothing moves to or from it any more."""
-        self._places.close()
         until_s = time.monotonic() + _LATE_S
         for handle in self._late:
             with contextlib.suppress(*self._errors):
@@ -180,6 +183,7 @@ class NixlClient:
             with contextlib.suppress(*self._errors):
                 self._agent.deregister_memory(self._memory)
             self._agent = None
+        self._places.close()
 
     def _moved(self, operation: str, keys: Sequence[BlockKey], lengths: Sequence[int]) -> list[Outcome]:
         """Moves the first slots; where that fails as a whole, one by one, so that one block fails no other."""
@@ -214,8 +218,8 @@ class NixlClient:
                 finally:
                     with contextlib.suppress(*self._errors):
                         agent.deregister_memory(registered)
-        except FileNotFoundError:
-            return MISS
+        except FileNotFoundError as error:
+            return MISS if operation == "READ" else Outcome("failed", f"{self._place}: {error}")
         except TimeoutError:
             raise
         except (*self._errors, OSError, StoreError) as error:
@@ -268,6 +272,8 @@ class Files:
 
     def __init__(self, directory: Path, *, io: str | None, direct: bool) -> None:
         self._directory, self._io, self._direct = directory, io, direct
+        self._own = secrets.token_hex(8)  # process numbers repeat between containers that share a directory
+        self._late: list[int] = []
 
     def parameters(self) -> dict[str, str]:
         """Which of the plugin's three ways; without one, its own choice."""
@@ -303,7 +309,7 @@ class Files:
         flags = os.O_CLOEXEC | (os.O_DIRECT if self._direct else 0)
         flags |= os.O_WRONLY | os.O_CREAT | os.O_TRUNC if new else os.O_RDONLY
         paths = [self._path(key) for key in keys]
-        opened = [path.with_suffix(f".{os.getpid()}-{index}.tmp") if new else path for index, path in enumerate(paths)]
+        opened = [path.with_suffix(f".{self._own}-{index}.tmp") if new else path for index, path in enumerate(paths)]
         descriptors: list[int] = []
         try:
             for path in opened:
@@ -314,10 +320,14 @@ class Files:
             if new:
                 for path, final in zip(opened, paths, strict=True):
                     path.replace(final)
-        except BaseException:
+        except BaseException as error:
             if new:
                 for path in opened[: len(descriptors)]:
                     path.unlink(missing_ok=True)
+            if isinstance(error, TimeoutError):
+                # What still moves goes by the number of the descriptor, which must not become another file's.
+                self._late += descriptors
+                descriptors = []
             raise
         finally:
             for descriptor in descriptors:
@@ -337,6 +347,7 @@ class Files:
 
     def listed(self) -> list[tuple[BlockKey, int]]:
         """Every file that is named like a block, with the length of the block without its header."""
+        self._remove_left_behind()
         found = []
         for path in self._directory.glob(f"*/*/*{_SUFFIX}"):
             with contextlib.suppress(ValueError, FileNotFoundError):
@@ -346,8 +357,18 @@ class Files:
                     found.append((key, stored_bytes(held[0])))
         return found
 
+    def _remove_left_behind(self) -> None:
+        """Removes what killed processes were writing. No living one writes a block for so long."""
+        oldest_s = time.time() - _LEFT_BEHIND_S
+        for path in self._directory.glob("*/*/*.tmp"):
+            with contextlib.suppress(OSError):
+                if _UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < oldest_s:
+                    path.unlink()
+
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Closes what late transfers had; nothing moves any more."""
+        while self._late:
+            os.close(self._late.pop())
 
     def _held(self, key: BlockKey) -> tuple[bytes, int] | None:
         try:

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
-from kvbench.core.errors import MissingDependencyError
+from kvbench.core.errors import MissingDependencyError, UsageError
 from kvbench.tiers.remote import (
     RemoteTier,
     StoreClient,
@@ -24,6 +25,7 @@ def open_redis(spec: TierSpec, *, block_bytes: int, name: str) -> RemoteTier:
     """The tier that `spec` spells."""
     settings = remote_settings(spec)
     _imported(spec)
+    _check_address(spec)
     return RemoteTier(
         name,
         place_of(spec),
@@ -56,6 +58,19 @@ async def open_redis_client(spec: TierSpec, depth: int, *, timeout_s: float) -> 
     )
 
 
+def _check_address(spec: TierSpec) -> None:
+    """Refuses what the client would take for another address, or for database 0."""
+    try:
+        address = urlsplit(f"redis://{spec.location}")
+        usable = bool(address.hostname) and address.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not (address.path.strip("/") or "0").isdecimal() or address.query:
+        raise UsageError(
+            f"tier {place_of(spec)} is not HOST:PORT and the number of a database; write it like redis://127.0.0.1:6379/0"
+        )
+
+
 def place_of(spec: TierSpec) -> str:
     """The address for messages: without the password."""
     return f"redis://{spec.location.rpartition('@')[2]}"
@@ -74,15 +89,20 @@ class RedisClient:
         await self._done(self._client.set(self._prefix + name, b"".join(parts)))
 
     async def get(self, name: str) -> bytes | None:
-        value: bytes | None = await self._done(self._client.get(self._prefix + name))
+        value = await self._done(self._client.get(self._prefix + name))
+        if value is not None and not isinstance(value, bytes):
+            raise self._no_answer(value)
         return value
 
     async def head(self, name: str, num_bytes: int) -> tuple[bytes, int] | None:
         async with self._client.pipeline(transaction=True) as pair:
             pair.getrange(self._prefix + name, 0, num_bytes - 1)
             pair.strlen(self._prefix + name)
-            start, total = await self._done(pair.execute())
-        return (start, total) if total else None
+            answers = await self._done(pair.execute())
+        match answers:
+            case [bytes() as start, int() as total]:
+                return (start, total) if total else None
+        raise self._no_answer(answers)
 
     async def delete(self, names: Sequence[str]) -> list[bool]:
         there: list[bool] = []
@@ -90,14 +110,22 @@ class RedisClient:
             async with self._client.pipeline(transaction=False) as batch:
                 for name in names[start : start + _PAGE]:
                     batch.unlink(self._prefix + name)
-                there += [count > 0 for count in await self._done(batch.execute())]
+                counts = await self._done(batch.execute())
+            if not all(isinstance(count, int) for count in counts):
+                raise self._no_answer(counts)
+            there += [count > 0 for count in counts]
         return there
 
     async def names(self) -> AsyncIterator[tuple[str, int]]:
         cursor, seen = 0, set()
         while True:
             pattern = "".join(f"\\{one}" if one in "*?[]^\\-" else one for one in self._prefix) + "*"
-            cursor, page = await self._done(self._client.scan(cursor, match=pattern, count=_PAGE))
+            answer = await self._done(self._client.scan(cursor, match=pattern, count=_PAGE))
+            match answer:
+                case [int() as cursor, [*page]] if all(isinstance(one, bytes) for one in page):
+                    pass
+                case _:
+                    raise self._no_answer(answer)
             async with self._client.pipeline(transaction=False) as batch:
                 new = [one for one in page if one not in seen]
                 for one in new:
@@ -118,6 +146,9 @@ class RedisClient:
         await self._client.aclose()
         await self._client.connection_pool.disconnect()
 
+    def _no_answer(self, answer: object) -> StoreError:
+        return StoreInterruptedError(f"{self._place} gives an answer that is none ({str(answer)[:40]!r})")
+
     async def _done(self, work: Awaitable[_T]) -> _T:
         """What `work` returns, with the client's errors as those of a store."""
         errors = self._errors
@@ -134,6 +165,8 @@ class RedisClient:
             refused = "connecting to" in str(error) or isinstance(error, ConnectionRefusedError)
             kind: type[StoreError] = StoreUnreachableError if refused else StoreInterruptedError
             raise kind(f"{self._place} cannot be used ({error or type(error).__name__})") from error
+        except (ValueError, TypeError, LookupError) as error:  # of the client, which parses what is no answer
+            raise self._no_answer(error) from error
         except errors.RedisError as error:
             raise StoreError(f"{self._place} refuses ({error})") from error
 

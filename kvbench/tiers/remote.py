@@ -1,6 +1,7 @@
 """A tier in a store that is spoken to over a network, whatever it speaks: deadlines, back-off, envelopes, counters."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 import time
@@ -13,6 +14,7 @@ from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, TierStat
 from kvbench.tiers.breaker import Breaker
 from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.counters import wrong_buffer
+from kvbench.tiers.deadline import LimitedDeadline
 from kvbench.tiers.envelope import (
     HEADER_BYTES,
     crc32c_of,
@@ -30,6 +32,7 @@ _LISTING_DEADLINES = 20
 # How much longer than its own deadline a batch is waited for: the loop's thread has to get a turn.
 _GRACE_S = 5.0
 _OPEN_S = 30.0
+_LOOK_S = 1.0
 _ITEM = TypeVar("_ITEM")
 
 
@@ -108,7 +111,7 @@ class RemoteTier:
         self._breaker = Breaker(failures=3, cooldown_s=0.1, max_cooldown_s=2.0, clock=clock)
         self._client: StoreClient | None = None
         self._opening = asyncio.Lock()
-        self._closed = False
+        self._closed, self._closing = False, threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"tier-{name}", daemon=True)
         self._thread.start()
@@ -117,7 +120,7 @@ class RemoteTier:
             asyncio.run_coroutine_threadsafe(self._connected(), self._loop).result(_OPEN_S)
 
     def store(self, blocks: Sequence[Block]) -> list[Outcome]:
-        refusals, taken = self._ledger.admit(blocks, self._block_bytes, self._place)
+        refusals, taken, room = self._ledger.admit(blocks, self._block_bytes, self._place)
 
         async def one(block: Block) -> Outcome:
             crc32c = crc32c_of(block.data) if block.crc32c is None else block.crc32c
@@ -129,11 +132,13 @@ class RemoteTier:
             return OK
 
         done = store_once(taken, lambda once: self._batch(once, one))
-        self._ledger.stored(zip(taken, done, strict=True))
+        self._ledger.stored(zip(taken, done, strict=True), room)
         rest = iter(done)
         return [next(rest) if refusal is None else refusal for refusal in refusals]
 
     def load(self, wanted: Sequence[Wanted]) -> list[Outcome]:
+        caller = LimitedDeadline()
+
         async def one(item: Wanted) -> Outcome:
             client = await self._connected()
             stored = await client.get(str(item.key))
@@ -144,10 +149,12 @@ class RemoteTier:
                 return Outcome("corrupt", f"{self._place}: {reason}")
             if refusal := wrong_buffer(item.into, stored_bytes(stored)):
                 return refusal
-            copy_bytes(item.into, memoryview(stored)[HEADER_BYTES:])
+            if not caller.deliver(lambda: copy_bytes(item.into, memoryview(stored)[HEADER_BYTES:])):
+                return Outcome("timeout", f"{self._place}: it came too late")
             return OK
 
         outcomes = self._batch(wanted, one)
+        caller.give_up()  # a loop that was stuck may get to a block only now
         self._ledger.loaded(zip(wanted, outcomes, strict=True))
         return outcomes
 
@@ -197,9 +204,10 @@ class RemoteTier:
         return self._ledger.stats()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         try:
             ending.result(self._timeout_s + _GRACE_S)
@@ -235,19 +243,33 @@ class RemoteTier:
         """An outcome for each item, at the latest after the deadline of the batch, `times` over."""
         if not items:
             return []
+        closed = Outcome("failed", f"{self._place} is closed")
         if self._closed:
-            return [Outcome("failed", f"{self._place} is closed")] * len(items)
+            return [closed] * len(items)
         outcomes: list[Outcome | None] = [None] * len(items)
         work = self._all(items, one, outcomes, times)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            future.result(self._deadline_s * times + _GRACE_S)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:  # the loop was closed meanwhile
+            work.close()
+            return [closed] * len(items)
+        try:
+            self._result_of(future, self._deadline_s * times + _GRACE_S)
         except TimeoutError:
             future.cancel()
-        except asyncio.CancelledError:
-            pass  # closed meanwhile
+        except concurrent.futures.CancelledError:
+            return [closed if outcome is None else outcome for outcome in outcomes]
         late = Outcome("timeout", f"{self._place}: the batch took longer than {self._deadline_s * times:g} s")
         return [late if outcome is None else outcome for outcome in outcomes]
+
+    def _result_of(self, future: "concurrent.futures.Future[None]", timeout_s: float) -> None:
+        """Waits; at most a moment once the tier is closed, whose loop may have stopped before it saw the call."""
+        until_s = time.monotonic() + timeout_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            done, _ = concurrent.futures.wait([future], timeout=min(left_s, _LOOK_S))
+            if done or (self._closed and not self._thread.is_alive()):
+                break
+        future.result(0)
 
     async def _all(
         self,
@@ -301,7 +323,7 @@ class RemoteTier:
                 if isinstance(error, StoreInterruptedError) and not last:
                     continue
                 return Outcome("full" if isinstance(error, StoreFullError) else "failed", str(error))
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled by the deadline, or a bug: either way the breaker's try has ended
                 self._breaker.failed()
                 raise
             self._breaker.succeeded()

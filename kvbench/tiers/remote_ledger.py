@@ -24,30 +24,34 @@ class Ledger:
         self._reserved_bytes = 0
         self._counts: Counter[str] = Counter()
 
-    def admit(self, blocks: Sequence[Block], block_bytes: int, place: str) -> tuple[list[Outcome | None], list[Block]]:
-        """Why each block is refused, None for those that may be stored; and these, with room kept for `stored`."""
+    def admit(
+        self, blocks: Sequence[Block], block_bytes: int, place: str
+    ) -> tuple[list[Outcome | None], list[Block], int]:
+        """Why each block is refused, None for those that may be stored; these; and the room kept for them in all."""
         refusals: list[Outcome | None] = []
-        taken = []
+        taken: list[Block] = []
+        room = 0
         with self._lock:
             for block in blocks:
                 refusal = unfit(block, block_bytes)
-                added = block.data.nbytes - self._known.get(block.key, 0)
+                added = max(block.data.nbytes - self._known.get(block.key, 0), 0)
                 most = self._capacity_bytes
                 if refusal is None and most is not None and self._used_bytes + self._reserved_bytes + added > most:
                     refusal = Outcome("full", f"{place}: size= is reached")
                 refusals.append(refusal)
                 if refusal is None:
                     taken.append(block)
-                    self._reserved_bytes += block.data.nbytes
+                    self._reserved_bytes += added
+                    room += added
                 else:
                     self._count(refusal, "stored", 0)
-        return refusals, taken
+        return refusals, taken, room
 
-    def stored(self, results: Iterable[tuple[Block, Outcome]]) -> None:
-        """Counts the outcomes of blocks that were admitted."""
+    def stored(self, results: Iterable[tuple[Block, Outcome]], room: int) -> None:
+        """Counts the outcomes of blocks that were admitted, and gives their room back."""
         with self._lock:
+            self._reserved_bytes -= room
             for block, outcome in results:
-                self._reserved_bytes -= block.data.nbytes
                 self._count(outcome, "stored", block.data.nbytes)
                 if outcome.result in ("ok", "exists"):
                     self._learn(block.key, block.data.nbytes)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from kvbench.core.errors import MissingDependencyError
+from kvbench.core.errors import MissingDependencyError, UsageError
 from kvbench.tiers.remote import (
     RemoteTier,
     StoreClient,
@@ -24,6 +24,8 @@ def open_s3(spec: TierSpec, *, block_bytes: int, name: str) -> RemoteTier:
     """The tier that `spec` spells; credentials come from the environment, as for every S3 client."""
     settings = remote_settings(spec)
     _imported(spec)
+    if not spec.location.partition("/")[0]:
+        raise UsageError(f"tier {spec} names no bucket; write it like s3://bucket/prefix")
     return RemoteTier(
         name,
         f"s3://{spec.location}",

@@ -64,6 +64,7 @@ class SharedDramTier:
         self._counters = TierCounters()
         self._lock = threading.Lock()
         self._closed = False
+        self._unfinished: list[_Reserved] = []  # reserved, and the index failed before they were ready
         with _setting_up(self._folder):
             self._attach()
         self._pinned = self._pin()
@@ -149,6 +150,7 @@ class SharedDramTier:
         reserved: dict[int, _Reserved] = {}
         try:
             with self._lock, self._changing() as index:
+                self._free_unfinished(index)
                 for at, block in enumerate(blocks):
                     if outcomes[at] is OK:
                         found = self._reserve(index, block)
@@ -163,9 +165,18 @@ class SharedDramTier:
                     f"UPDATE slots SET state = {_READY} WHERE slot = ? AND generation = ?", reserved.values()
                 )
         except sqlite3.Error as error:
+            with self._lock:
+                self._unfinished += reserved.values()
             for at in (at for at, outcome in enumerate(outcomes) if outcome is OK):
                 outcomes[at] = _index_failed(error)
         return self._counters.stored(blocks, outcomes)
+
+    def _free_unfinished(self, index: sqlite3.Connection) -> None:
+        """Under the lock, in a transaction."""
+        unfinished, self._unfinished = self._unfinished, []
+        index.executemany(
+            f"UPDATE slots SET state = {_FREE} WHERE state = {_PENDING} AND slot = ? AND generation = ?", unfinished
+        )
 
     def _reserve(self, index: sqlite3.Connection, block: Block) -> _Reserved | Outcome:
         key = (block.key.identity, block.key.prefix)
@@ -260,10 +271,13 @@ class SharedDramTier:
 
     def entries(self) -> Iterator[Entry]:
         """Ready blocks of any process."""
-        with self._lock:
-            rows = self._index.execute(
-                f"SELECT identity, prefix, num_bytes FROM slots WHERE state = {_READY}"
-            ).fetchall()
+        try:
+            with self._lock:
+                rows = self._index.execute(
+                    f"SELECT identity, prefix, num_bytes FROM slots WHERE state = {_READY}"
+                ).fetchall()
+        except sqlite3.Error:
+            rows = []
         return iter([Entry(BlockKey(identity, prefix), num_bytes) for identity, prefix, num_bytes in rows])
 
     def stats(self) -> TierStats:
@@ -279,9 +293,10 @@ class SharedDramTier:
 
     def close(self) -> None:
         """Detaches; the last process to close removes the memory."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
         with self._lock, _setting_up(self._folder):
             self._index.close()
             (self._folder / f"user-{self._owner}").unlink(missing_ok=True)
@@ -303,10 +318,11 @@ class SharedDramTier:
         self._index.execute("BEGIN IMMEDIATE")
         try:
             yield self._index
+            self._index.execute("COMMIT")
         except BaseException:
-            self._index.execute("ROLLBACK")
+            if self._index.in_transaction:
+                self._index.execute("ROLLBACK")
             raise
-        self._index.execute("COMMIT")
 
 
 def stale_segments(root: Path = SHARED_MEMORY) -> list[str]:
@@ -314,7 +330,7 @@ def stale_segments(root: Path = SHARED_MEMORY) -> list[str]:
     return sorted(
         folder.name.removeprefix(_PREFIX)
         for folder in root.glob(f"{_PREFIX}*")
-        if (folder / "lock").exists() and not _living_users(folder)
+        if (folder / "lock").exists() and not _living_users(folder) and (folder / "lock").exists()
     )
 
 
@@ -331,13 +347,28 @@ def _opened_index(folder: Path) -> sqlite3.Connection:
 
 def _locked_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return descriptor
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # somebody is looking who is alive, which takes a moment
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise KvbenchError(
+                    f"{path} stays locked by another process; remove the folder if none is left"
+                ) from None
+            time.sleep(0.001)
+        else:
+            return descriptor
 
 
 def _living_users(folder: Path) -> set[str]:
     """Who has the segment open: those whose lock is held."""
-    return {path.name.removeprefix("user-") for path in folder.glob("user-*") if _is_locked(path)}
+    try:
+        users = [path for path in folder.iterdir() if path.name.startswith("user-")]
+    except OSError:  # the last of them has just removed it
+        return set()
+    return {path.name.removeprefix("user-") for path in users if _is_locked(path)}
 
 
 def _is_locked(path: Path) -> bool:

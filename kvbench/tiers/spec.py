@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from kvbench.core.errors import UsageError
 from kvbench.core.units import GIB, KIB, MIB, TIB, parse_bandwidth, parse_bytes, parse_duration
@@ -78,6 +78,7 @@ _EXAMPLES = "hbm:1GiB, dram:64GiB, file:/mnt/nvme?size=1TiB&direct=1, s3://bucke
 _T = TypeVar("_T", bound=str)
 _MAX_WRAPPERS = 16
 _PROBABILITIES = ("load_fail", "store_fail", "corrupt", "torn", "hang")
+_MOST_AT_ONCE = 4096  # requests or connections: more is a slip of the pen, and would be that many threads
 _COUNTS = {"depth": 1, "after": 0, "until": 0, "seed": 0, "concurrency": 1, "replicas": 1}
 _DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{0,18})?|\.[0-9]{1,18}", re.ASCII)
 _RESERVED = re.compile(r"[%?&=,()\s]")
@@ -256,12 +257,14 @@ def _check_options(pairs: dict[str, str], text: str) -> None:
                 raise UsageError(f"tier {text!r}: down is a span of time, like down=10s-20s, got {value!r}")
         elif key in _COUNTS and not (value.isascii() and value.isdecimal() and _COUNTS[key] <= int(value) <= 2**32):
             raise UsageError(f"tier {text!r}: {key} is a whole number from {_COUNTS[key]} on, got {value!r}")
+        elif key in ("depth", "concurrency") and int(value) > _MOST_AT_ONCE:
+            raise UsageError(f"tier {text!r}: {key} is at most {_MOST_AT_ONCE}, got {value}")
         elif key in ("idle", "timeout", "deadline") and parse_duration(value) <= 0:
             raise UsageError(f"tier {text!r}: {key}={value} leaves no time; write it like {key}=30s")
         elif key in ("segment", "buffer"):
             if parse_bytes(value) <= 0 and key == "buffer":
                 raise UsageError(f"tier {text!r} has a buffer of zero; write it like buffer=256MiB")
-        elif key in ("endpoint", "metrics") and not _ENDPOINT.fullmatch(value):
+        elif key in ("endpoint", "metrics") and not (_ENDPOINT.fullmatch(value) and _has_port(value)):
             raise UsageError(f"tier {text!r}: {key} is a URL like http://127.0.0.1:8333, got {value!r}")
         elif key == "protocol":
             _choice("protocol", value, _PROTOCOLS, text)
@@ -271,6 +274,14 @@ def _check_options(pairs: dict[str, str], text: str) -> None:
             raise UsageError(
                 f"tier {text!r}: shared is a name of letters, digits, '.', '_' and '-' (at most 64), got {value!r}"
             )
+
+
+def _has_port(url: str) -> bool:
+    """Whether what the URL names as its port, if anything, is one."""
+    try:
+        return bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 def _ratio(key: str, value: str, text: str) -> float:
@@ -296,6 +307,8 @@ def _wrapped(scheme: Scheme, inside: str, text: str) -> TierSpec:
             parse_duration(pairs[key])
     if scheme == "faulty":
         _check_options(pairs, text)
+        if "until" in pairs and int(pairs["until"]) <= int(pairs.get("after", "0")):
+            raise UsageError(f"tier {text!r}: until={pairs['until']} ends the faults before they begin; make it larger")
     return TierSpec(scheme=scheme, options=tuple(pairs.items()), inner=inner)
 
 

@@ -89,12 +89,12 @@ class StagedTier:
 
     def store(self, blocks: Sequence[Block]) -> list[Outcome]:
         """Copies into registered memory, then out of it to the store."""
-        refusals, taken = self._ledger.admit(blocks, self.block_bytes, self.description)
+        refusals, taken, room = self._ledger.admit(blocks, self.block_bytes, self.description)
         done = store_once(
             taken,
             lambda once: self._batches(once, lambda session, part: session.client.store(part, self._call_of(session))),
         )
-        self._ledger.stored(zip(taken, done, strict=True))
+        self._ledger.stored(zip(taken, done, strict=True), room)
         rest = iter(done)
         return [next(rest) if refusal is None else refusal for refusal in refusals]
 
@@ -208,13 +208,13 @@ class StagedTier:
             session, self._next = self._next or self._new_session(), None
             try:
                 session.calls.run(lambda: session.client.set_up(session.staging, self._timeout_s), self._deadline_s)
-            except TimeoutError:
-                self._breaker.failed()
-                session.calls.close(session.client.close, 0.0)
-                raise
             except UnavailableError:
                 self._breaker.failed()
                 self._next = session
+                raise
+            except BaseException:
+                self._breaker.failed()
+                session.calls.close(session.client.close, 0.0)
                 raise
             self._breaker.succeeded()
             self._session = session

@@ -50,3 +50,22 @@ def test_a_plan_of_which_every_case_fails_is_a_failure(tmp_path: Path, capsys: p
     settings = ["--set", f"paths=file:{missing}", "--set", "engines=psync", "--set", "directions=load"]
     assert main(["probe", "file", *settings, "--set", "direct=1", "--set", "concurrency=1", "--quiet"]) == 1
     assert "every case of plan file failed" in capsys.readouterr().err
+
+
+def test_a_plan_of_tiers_goes_the_same_way_and_feeds_load_vs_recompute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, page = tmp_path / "tiers.json", tmp_path / "tiers.html"
+    settings = ["model=qwen3-0.6b", "page_tokens=1", "stacks=dram:4MiB", "blocks=64", "batch=1,16", "repeats=6"]
+    options = [part for setting in (*settings, "time=200ms") for part in ("--set", setting)]
+    assert main(["probe", "tiers", *options, "--out", str(saved), "--html", str(page), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Loads in calls of up to 16 blocks carry: dram ")
+    assert json.loads(saved.read_text())["kind"] == "tier-probe"
+    assert "<svg" in page.read_text()
+    assert (
+        main(["load-vs-recompute", "qwen3-0.6b", "--tokens", "4096", "--probe", str(saved), "--json", "--quiet"]) == 0
+    )
+    assert "dram:4MiB into host memory" in capsys.readouterr().out
+    assert main(["probe", "tiers", *options, "--gpu", "H100"]) == 2
+    assert "means nothing to a plan of tier stacks" in capsys.readouterr().err

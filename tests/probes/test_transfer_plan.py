@@ -5,16 +5,17 @@ import pytest
 from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.units import KIB, MIB
 from kvbench.probes.executions.registry import EXECUTIONS
-from kvbench.probes.transfer_plan import PlannedCase, list_text, load_transfer_plan, plan_names, planned_cases
+from kvbench.probes.plan_file import list_text, plan_names
+from kvbench.probes.transfer_plan import PlannedCase, load_transfer_plan, planned_cases
 
-NAMED = {"h2d", "d2h", "duplex", "page-sweep", "overlap", "dram", "file", "gds", "remote", "contention"}
+NAMED = {"h2d", "d2h", "duplex", "page-sweep", "overlap", "dram", "file", "gds", "remote", "contention", "tiers"}
 
 
 def cases(name: str, *settings: str, has_gpu: bool = True) -> list[PlannedCase]:
     return list(planned_cases(load_transfer_plan(name, settings), has_gpu=has_gpu))
 
 
-@pytest.mark.parametrize("name", plan_names())
+@pytest.mark.parametrize("name", [name for name in plan_names() if name != "tiers"])
 @pytest.mark.parametrize("has_gpu", [True, False])
 def test_every_plan_that_ships_loads_asks_a_question_and_has_cases(name: str, has_gpu: bool) -> None:
     plan = load_transfer_plan(name)
@@ -123,3 +124,8 @@ def test_an_unknown_plan_is_answered_with_the_nearest() -> None:
         load_transfer_plan("pagesweep")
     with pytest.raises(KvbenchError, match="cannot be read"):
         load_transfer_plan("./nowhere.yaml")
+
+
+def test_a_path_that_yaml_would_take_for_a_key_is_a_path() -> None:
+    assert [str(spec) for spec in load_transfer_plan("dram", ["paths=dram:"]).paths] == ["dram:"]
+    assert len(load_transfer_plan("harness", ["paths=['null:', 'dram:1GiB']", "executions=host-block"]).paths) == 2

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvbench.core.errors import UsageError
 from kvbench.core.units import GIB
+from kvbench.tiers.registry import open_tier
 from kvbench.tiers.remote_settings import remote_settings
 from kvbench.tiers.spec import TierSpec, parse_tier_spec
 
@@ -78,6 +79,9 @@ def test_a_batch_has_four_times_the_time_of_a_call_unless_told_otherwise() -> No
         ("nixl+obj://b?io=uring", "io means nothing to nixl+obj"),
         ("nixl", "names no plugin"),
         ("s3://b?endpoint=127.0.0.1:8333", "endpoint is a URL like"),
+        ("s3://b?endpoint=http://127.0.0.1:99999", "endpoint is a URL like"),
+        ("s3://b?endpoint=http://:8333", "endpoint is a URL like"),
+        ("s3://b?concurrency=100000", "at most 4096"),
         ("s3://b?timeout=0s", "timeout=0s leaves no time"),
         ("s3://b?deadline=5", "duration '5'"),
         ("s3://b?concurrency=0", "concurrency is a whole number from 1 on"),
@@ -94,3 +98,21 @@ def test_a_wrong_spelling_is_refused_with_the_way_out(spelling: str, part: str) 
         parse_tier_spec(spelling)
     assert part in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "part"),
+    [
+        ("redis://h:notaport/0", "HOST:PORT"),
+        ("redis://user:secret@h:99999/0", "HOST:PORT"),
+        ("redis://h:6379/kv", "number of a database"),
+        ("redis://h:6379/0%3Fsocket_timeout=9", "number of a database"),
+        ("redis://:6379", "HOST:PORT"),
+        ("s3:///prefix", "names no bucket"),
+    ],
+)
+def test_an_address_that_the_client_would_misread_is_refused(spelling: str, part: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        open_tier(spelling, block_bytes=4096)
+    assert part in str(refusal.value)
+    assert "secret" not in str(refusal.value)

@@ -111,6 +111,9 @@ def test_every_spelling_of_the_design_is_read() -> None:
         ("faulty(null:, slow=0.1)", "like slow=0.1:50ms"),
         ("faulty(null:, down=20s-10s)", "like down=10s-20s"),
         ("faulty(null:, seed=-1)", "seed is a whole number"),
+        ("faulty(null:, after=5, until=5)", "before they begin"),
+        ("faulty(null:, until=0)", "before they begin"),
+        ("file:/mnt?depth=4097", "at most 4096"),
     ],
 )
 def test_a_wrong_spelling_is_refused_with_the_way_out(spelling: str, part: str) -> None:

@@ -41,7 +41,8 @@ class OpenFile:
         fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Closes all descriptors; nobody may be using them."""
+        """Closes all descriptors; nobody may be using them. A forked process that has them too keeps no lock."""
+        self.unlock()
         if self.data_descriptor != self.descriptor:
             os.close(self.data_descriptor)
         os.close(self.descriptor)

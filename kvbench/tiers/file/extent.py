@@ -5,7 +5,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from kvbench.core.block_key import BlockKey
 from kvbench.core.units import MIB
 from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, Wanted
 from kvbench.tiers.counters import unfit, wrong_buffer
+from kvbench.tiers.deadline import Deadline
 from kvbench.tiers.file.directory import OpenFile
 from kvbench.tiers.file.lanes import Lanes, LaneSettings, Move, OpenEngine, refusal_of
 from kvbench.tiers.file.layout import (
@@ -29,19 +30,6 @@ from kvbench.tiers.file.sync import Sync
 _GROWTH_BYTES = 64 * MIB
 _FULL = Outcome("full", "no room; evict blocks and try again")
 _LATE = Outcome("timeout", "the disk was too slow")
-
-
-class Deadline:
-    """What a caller without a time limit allows: everything."""
-
-    def deliver(self, copy: Callable[[], None]) -> bool:
-        """Runs a copy into the caller's buffer, unless the caller has given up."""
-        copy()
-        return True
-
-    def still_wanted(self) -> bool:
-        """Whether the caller still waits."""
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +73,7 @@ class Extent:
         self._num_slots = self.damaged = 0
         self._sequence = itertools.count(1)
         self._cleared_unsynced = False
+        self._cleared_lock = threading.Lock()
         self._lanes: dict[str, Lanes] = {}
         self._recover()
 
@@ -148,6 +137,7 @@ class Extent:
             header = Header(slots[move.number], next(self._sequence), block.key, block.data.nbytes, crc32c)
             headers[move.number], packed[move.number] = header, header.packed(self._tier_id)
 
+        since = self._settings.sync.mark()
         try:
             self._sync_cleared()
             offset = self._geometry.data_offset
@@ -160,7 +150,7 @@ class Extent:
             headers = {at: header for at, header in headers.items() if outcomes[at] is OK}
             if headers:
                 self._write_headers({header.slot: packed[at] for at, header in headers.items()})
-                self._settings.sync.wait(self.file.descriptor)
+                self._settings.sync.wait(self.file.descriptor, since)
         except OSError as error:
             outcomes.update(dict.fromkeys(slots, refusal_of(error)))
             self._clear([header.slot for header in headers.values()])
@@ -357,10 +347,14 @@ class Extent:
 
     def _sync_cleared(self) -> None:
         """Before slots are written again: what they held must not come back after a power failure."""
-        if self._settings.sync.durable and self._cleared_unsynced:
+        if not self._settings.sync.durable:
+            return
+        with self._cleared_lock:  # whoever comes meanwhile may have got a slot that this sync is about
+            if not self._cleared_unsynced:
+                return
             self._cleared_unsynced = False
             try:
-                self._settings.sync.wait(self.file.descriptor)
+                self._settings.sync.wait(self.file.descriptor, self._settings.sync.mark())
             except OSError:
                 self._cleared_unsynced = True
                 raise

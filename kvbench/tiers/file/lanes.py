@@ -5,7 +5,7 @@ import errno
 import os
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -95,6 +95,7 @@ class Lanes:
         tasks: list[Future[list[Outcome]]] = [
             self._pool.submit(self._run, batch, file_bytes, deliver, checksummed) for batch in batches
         ]
+        wait(tasks)  # all of them: none may touch the callers' buffers after this call
         return [outcome for task in tasks for outcome in task.result()]
 
     def _as_it_lies(self, move: Move) -> bool:
@@ -207,8 +208,10 @@ class _Lane:
             if self._settings.io != "mmap" or self._mapping_is_backed(file_bytes):
                 self._engine_transfer(self._opened(file_bytes), blocks)
                 return [OK] * len(places)
-        except (KvbenchError, OSError):
+        except KvbenchError:  # a block was refused, and all others have landed
             pass
+        except OSError:  # the engine itself has failed: what it may still say is about this call, and not the next
+            self.close()
         return [self._alone_moved(blocks.offsets[at], place) for at, place in enumerate(places)]
 
     def _engine_transfer(self, engine: FileEngine, blocks: Blocks) -> None:

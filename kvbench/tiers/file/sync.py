@@ -8,12 +8,21 @@ from kvbench.tiers.spec import Fsync
 
 
 class Sync(Protocol):
-    """Makes durable what has been written so far."""
+    """Makes durable what has been written so far.
+
+    The system reports a page that it could not write to one sync and forgets it, so the next one succeeds although the
+    page is lost. Therefore a sync that failed anywhere between `mark`, taken before the first write, and the end of
+    `wait` is a failure of that `wait` too.
+    """
 
     durable: bool
 
-    def wait(self, descriptor: int) -> None:
-        """Returns when everything that this thread has written is durable; OSError where the disk refuses."""
+    def mark(self) -> int:
+        """What `wait` is to be told: which failures lie before the caller's writes."""
+        ...
+
+    def wait(self, descriptor: int, since: int) -> None:
+        """Returns when everything written since `mark` is durable; OSError where the disk refuses."""
         ...
 
 
@@ -22,46 +31,77 @@ class NoSync:
 
     durable = False
 
-    def wait(self, descriptor: int) -> None:
+    def mark(self) -> int:
+        """Nothing to remember."""
+        return 0
+
+    def wait(self, descriptor: int, since: int) -> None:
         """Nothing to wait for."""
 
 
-class EachSync:
+class _Failures:
+    """How many syncs have failed, and the last reason."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._failures = 0
+        self._last = OSError()
+
+    def mark(self) -> int:
+        """How many there are so far."""
+        with self._changed:
+            return self._failures
+
+    def _note(self, error: OSError) -> None:
+        self._failures += 1
+        self._last = error
+
+    def _raise_since(self, since: int) -> None:
+        if self._failures != since:
+            raise OSError(self._last.errno, self._last.strerror)
+
+
+class EachSync(_Failures):
     """Every call syncs by itself."""
 
     durable = True
 
     def __init__(self, kind: Fsync) -> None:
+        super().__init__()
         self._kind = kind
 
-    def wait(self, descriptor: int) -> None:
+    def wait(self, descriptor: int, since: int) -> None:
         """One sync."""
-        if self._kind == "fsync":
-            os.fsync(descriptor)
-        else:
-            os.fdatasync(descriptor)
+        try:
+            if self._kind == "fsync":
+                os.fsync(descriptor)
+            else:
+                os.fdatasync(descriptor)
+        except OSError as error:
+            with self._changed:
+                self._note(error)
+        with self._changed:
+            self._raise_since(since)
 
 
-class GroupSync:
+class GroupSync(_Failures):
     """Whoever waits while a sync runs shares the next one: it begins after all of their writes."""
 
     durable = True
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        super().__init__()
         self._begun = self._ended = 0
         self._running = False
-        self._refused: dict[int, OSError] = {}
 
-    def wait(self, descriptor: int) -> None:
+    def wait(self, descriptor: int, since: int) -> None:
         """Leads a round, or waits for one that began after this call. A round ends with its system call."""
         with self._changed:
             mine = self._begun + 1  # a round that runs now may have begun before our last write
             while self._running and self._ended < mine:
                 self._changed.wait()
             if self._ended >= mine:
-                if mine in self._refused:
-                    raise self._refused[mine]
+                self._raise_since(since)
                 return
             self._running, self._begun = True, mine
         refused = None
@@ -71,10 +111,10 @@ class GroupSync:
             refused = error
         with self._changed:
             self._running, self._ended = False, mine
-            self._refused = {mine: refused} if refused is not None else {}
+            if refused is not None:
+                self._note(refused)
             self._changed.notify_all()
-        if refused is not None:
-            raise refused
+            self._raise_since(since)
 
 
 def sync_of(kind: Fsync) -> Sync:

@@ -13,8 +13,9 @@ from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.core.units import format_bytes, format_duration, parse_duration
 from kvbench.tiers.base import Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.counters import TierCounters
+from kvbench.tiers.deadline import Deadline, LimitedDeadline
 from kvbench.tiers.file.directory import OpenFile, mount_of, open_file_in
-from kvbench.tiers.file.extent import Deadline, Extent, ExtentSettings
+from kvbench.tiers.file.extent import Extent, ExtentSettings
 from kvbench.tiers.file.lanes import OpenEngine, all_memory
 from kvbench.tiers.file.layout import PAGE_BYTES, slot_bytes_for
 from kvbench.tiers.file.sync import sync_of
@@ -55,6 +56,7 @@ class FileTier:
     When the path no longer leads to that file (its mount has gone, or it was moved) every call fails at once, and the
     tier opens the directory again as soon as it is back. With `timeout_s`, a call that the disk does not answer in time
     ends with `timeout`, and calls after it too until the disk answers; without, the kernel's own limits are the limits.
+    `direct` says whether blocks really bypass the page cache.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class FileTier:
         self._direct, self._sync = False if io == "mmap" else direct, sync_of(fsync)
         self._timeout_s, self._clock = timeout_s, clock
         self._counters = TierCounters()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # held while the directory is looked at, which a dead mount never answers
+        self._calls_lock = threading.Lock()  # never held while the disk is asked
         self._users: dict[Extent, int] = {}
         self._extent: Extent | None = None
         self._closed = False
@@ -93,6 +96,7 @@ class FileTier:
             file.close()
             raise
         self._mount = mount_of(directory)
+        self.direct = file.direct
         how = "O_DIRECT" if file.direct else "through the page cache"
         self.description = f"{directory}, {self._io}, {how}, fsync={fsync}"
 
@@ -153,6 +157,7 @@ class FileTier:
             if extent is not None:
                 with self._lock:
                     self._users[extent] -= 1
+                    self._let_go_if_closed()
                     self._close_unused(extent)
 
     def _present(self) -> Extent | None:
@@ -251,13 +256,21 @@ class FileTier:
 
     def close(self) -> None:
         """Closes the file after the last call that uses it; blocks stay."""
-        with self._lock:
+        with self._calls_lock:
             self._closed = True
+            if self._calls is not None:
+                self._calls.shutdown(wait=False)
+        # Without the lock a call is looking at a directory that does not answer; it closes the file when it ends.
+        if self._lock.acquire(timeout=-1 if self._timeout_s is None else self._timeout_s):
+            try:
+                self._let_go_if_closed()
+            finally:
+                self._lock.release()
+
+    def _let_go_if_closed(self) -> None:
+        if self._closed and self._extent is not None:
             extent, self._extent = self._extent, None
-            if extent is not None:
-                self._close_unused(extent)
-        if self._calls is not None:
-            self._calls.shutdown(wait=False)
+            self._close_unused(extent)
 
     def _gone(self, count: int) -> list[Outcome]:
         return [Outcome("failed", self._lost_reason)] * count
@@ -270,40 +283,18 @@ class FileTier:
         """The work's result, or `too_late` when it takes too long; what it still does then reaches nobody."""
         if self._calls is None:
             return work(Deadline())
-        if self._closed:
-            return work(Deadline())
-        with self._lock:
+        deadline = LimitedDeadline()
+        with self._calls_lock:
             self._late = [call for call in self._late if not call.done()]
             if self._late:
                 return too_late
-        deadline = _Limited()
-        call = self._calls.submit(work, deadline)
+            call = None if self._closed else self._calls.submit(work, deadline)
+        if call is None:
+            return work(Deadline())  # which finds the tier closed
         try:
             return call.result(self._timeout_s)
         except TimeoutError:
             deadline.give_up()
-            with self._lock:
+            with self._calls_lock:
                 self._late.append(call)
             return too_late
-
-
-class _Limited(Deadline):
-    """A caller that may give up; afterwards nothing is copied to it and nothing stored for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._given_up = False
-
-    def deliver(self, copy: Callable[[], None]) -> bool:
-        with self._lock:
-            if not self._given_up:
-                copy()
-            return not self._given_up
-
-    def still_wanted(self) -> bool:
-        with self._lock:
-            return not self._given_up
-
-    def give_up(self) -> None:
-        with self._lock:
-            self._given_up = True

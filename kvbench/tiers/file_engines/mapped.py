@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, address_of
 
@@ -26,7 +26,9 @@ class MappedEngine:
         if self._pool is None:
             self._move(0, blocks, indexes)
             return
-        for task in [self._pool.submit(self._move, slot, blocks, indexes) for slot in range(self._settings.depth)]:
+        tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in range(self._settings.depth)]
+        wait(tasks)  # all of them: a thread that still moves would write into memory that is the caller's again
+        for task in tasks:
             task.result()
 
     def _move(self, slot: int, blocks: Blocks, indexes: Iterator[int]) -> None:

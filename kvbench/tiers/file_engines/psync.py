@@ -1,12 +1,10 @@
 """Threads that each read or write one block at a time: preadv and pwritev."""
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, ended_early, refused
-
-_MOVES = {"load": os.preadv, "store": os.pwritev}
 
 
 class PsyncEngine:
@@ -26,11 +24,13 @@ class PsyncEngine:
         if self._pool is None:
             self._move(self._slots[0], blocks, indexes)
             return
-        for task in [self._pool.submit(self._move, slot, blocks, indexes) for slot in self._slots]:
+        tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in self._slots]
+        wait(tasks)  # all of them: a thread that still moves would write into memory that is the caller's again
+        for task in tasks:
             task.result()
 
     def _move(self, slot: memoryview, blocks: Blocks, indexes: Iterator[int]) -> None:
-        descriptor, whole, move = self._settings.descriptor, self._settings.buffer, _MOVES[blocks.direction]
+        descriptor, whole, move = self._settings.descriptor, self._settings.buffer, _move_of(blocks)
         sizes, offsets, places, sync_each = blocks.sizes, blocks.offsets, blocks.places, blocks.sync_each
         view, views = slot, [slot]  # one list for all requests: building one for each costs under the clock
         for index in indexes:
@@ -51,7 +51,7 @@ class PsyncEngine:
 
     def _move_rest(self, view: memoryview, blocks: Blocks, index: int, done: int) -> None:
         """The kernel may move less than was asked for."""
-        move, size, offset = _MOVES[blocks.direction], blocks.sizes[index], blocks.offsets[index]
+        move, size, offset = _move_of(blocks), blocks.sizes[index], blocks.offsets[index]
         moved = done
         while done < size:
             if moved == 0:
@@ -69,6 +69,10 @@ class PsyncEngine:
         """Ends the threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def _move_of(blocks: Blocks) -> Callable[[int, list[memoryview], int], int]:
+    return os.preadv if blocks.direction == "load" else os.pwritev
 
 
 def _nothing(_: int) -> None:

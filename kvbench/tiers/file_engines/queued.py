@@ -2,11 +2,14 @@
 
 import ctypes
 import os
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers.file_engines.base import Blocks, EngineSettings, address_of, ended_early, refused
+
+_LANDING_S, _LOOK_S = 10.0, 0.001
 
 
 class KernelQueue(Protocol):
@@ -87,6 +90,7 @@ class QueuedEngine:
         held = [0] * depth  # which block a slot holds
         done = [0] * depth  # bytes of it that have moved
         failure: Exception | None = None
+        give_up_s = 0.0
         at, end = 0, len(indexes)
         while at < end or len(free) < depth:
             while free and at < end:
@@ -95,7 +99,16 @@ class QueuedEngine:
                 held[slot], done[slot] = index, 0
                 address = slot_addresses[slot] if places is None else self._buffer + places[index]
                 push(slot, address, sizes[index], offsets[index])
-            for slot, moved in submit_and_wait():
+            try:
+                completions = submit_and_wait()
+            except OSError as error:  # such as no memory for a request: what is under way still has to land
+                failure, end = failure or error, 0
+                give_up_s = give_up_s or time.monotonic() + _LANDING_S
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(_LOOK_S)
+                continue
+            for slot, moved in completions:
                 index = held[slot]
                 left = sizes[index] - done[slot] - moved
                 if left == 0:

@@ -135,6 +135,9 @@ class GuardedMetadata:
         except MetadataUnavailableError as error:
             self._note("failures", str(error))
             return None
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            self._note("failures", f"an answer that cannot be read ({type(error).__name__}: {error})")
+            return None
         self._breaker.succeeded()
         return result
 

@@ -11,6 +11,9 @@ from kvbench.tiers.tiered.settings import TierSettings
 # look-up sees it any more, the tier is about to let go of it.
 State = Literal["pending", "ready", "leaving"]
 
+# Blocks that left otherwise stay in the queue of those that expire until there are this many, and as many as are ready.
+_FORGOTTEN = 1024
+
 
 class Record:
     """One block in all tiers; without slots it is only remembered, for its accesses."""
@@ -120,6 +123,8 @@ class TierIndex:
         self.order.add(slot)
         if self.settings.ttl_s is not None:
             self._expiring.append((now_s + self.settings.ttl_s, slot))
+            if len(self._expiring) > 2 * self.ready_blocks + _FORGOTTEN:
+                self._expiring = deque(item for item in self._expiring if item[1].state == "ready")
 
     def give_up(self, slot: Slot, *, reserved: bool) -> None:
         """Turns pending into nothing."""

@@ -72,6 +72,11 @@ class Lane:
             threading.Thread(target=self._work, name=f"kvbench tier {self._name}", daemon=True).start()
         self._changed.notify_all()
 
+    @property
+    def closed(self) -> bool:
+        """Under the lock: whether nothing that is queued now will be run."""
+        return self._closed
+
     def close(self) -> None:
         """Under the lock: threads end after what they are doing."""
         self._closed = True
@@ -100,6 +105,8 @@ class Lane:
         finally:
             with self._changed:
                 self._threads -= 1
+                if not self._closed and not self.schedule.empty:  # an exception ended this thread and not its work
+                    self.wake()
 
     def _next(self) -> "TimedLoad | StoreBatch[QueuedStore] | None":
         return self.schedule.next_load() or self.schedule.next_stores(self._clock())
@@ -118,32 +125,42 @@ class DaemonPool(Generic[T]):
         self._name = name
         self._limit = threads
         self._started = 0
+        self._closed = False
         self._lock = threading.Lock()
         self._calls: SimpleQueue[tuple[Future[T], Callable[[], T]] | None] = SimpleQueue()
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
-        """Queues a call."""
+        """Queues a call; after `close` the caller's own thread runs it."""
         future: Future[T] = Future()
-        self._calls.put((future, call))
         with self._lock:
-            if self._started < self._limit:
-                self._started += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            closed = self._closed
+            if not closed:
+                self._calls.put((future, call))
+                if self._started < self._limit:
+                    self._started += 1
+                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        if closed:
+            self._run(future, call)
         return future
 
     def close(self) -> None:
         """Threads end after the calls that are queued."""
         with self._lock:
-            for _ in range(self._started):
-                self._calls.put(None)
+            if not self._closed:
+                self._closed = True
+                for _ in range(self._started):
+                    self._calls.put(None)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            future, call = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as error:
-                    future.set_exception(error)
-                    if not isinstance(error, Exception):
-                        raise
+            self._run(*item)
+
+    @staticmethod
+    def _run(future: "Future[T]", call: Callable[[], T]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -111,29 +110,71 @@ class MemorySpans:
         """Nothing is left to write."""
 
 
-class JsonlSpans:
-    """One JSON object per span and line; `seed_names` writes the production template's field names as well."""
+class _Lines:
+    """Whole lines at the end of a file. A disk that does not take them costs spans, counted, and never a caller."""
 
-    def __init__(self, path: Path | str, *, per_block: bool = False, seed_names: bool = False) -> None:
+    def __init__(self, path: Path | str) -> None:
+        self.file = Path(path).open("ab", buffering=0)  # noqa: SIM115 - lives as long as the sink
+        self.lost_spans = 0
+        self._torn = False
+
+    def write(self, text: str, spans: int) -> None:
+        """Writes lines that tell of so many spans."""
+        data = memoryview(("\n" * self._torn + text).encode())
+        done = 0
+        try:
+            while done < len(data):
+                done += self.file.write(data[done:]) or 0
+            self._torn = False
+        except (OSError, ValueError):  # ValueError: the file is closed
+            self.lost_spans += spans
+            self._torn = self._torn or done > 0
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+class JsonlSpans:
+    """One JSON object per span and line; `seed_names` writes the production template's field names as well.
+
+    Lines are written by the hundred. `lost_spans` counts those that the disk did not take.
+    """
+
+    def __init__(
+        self, path: Path | str, *, per_block: bool = False, seed_names: bool = False, batch: int = 100
+    ) -> None:
         self.per_block = per_block
-        self._seed_names = seed_names
-        self._file: TextIOWrapper = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - lives as long as the sink
+        self._seed_names, self._batch = seed_names, batch
+        self._lines = _Lines(path)
         self._lock = threading.Lock()
+        self._waiting: list[str] = []
+
+    @property
+    def lost_spans(self) -> int:
+        return self._lines.lost_spans
 
     def add(self, span: Span) -> None:
-        """Writes a line."""
+        """Queues a line."""
         fields: dict[str, object] = asdict(span)
         if self._seed_names:
             fields |= seed_fields(span)
         line = json.dumps(fields, separators=(",", ":")) + "\n"
         with self._lock:
-            if not self._file.closed:
-                self._file.write(line)
+            self._waiting.append(line)
+            if len(self._waiting) >= self._batch:
+                self._write()
 
     def close(self) -> None:
-        """Writes what is buffered."""
+        """Writes what is left."""
         with self._lock:
-            self._file.close()
+            self._write()
+            self._lines.close()
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._lines.write("".join(waiting), len(waiting))
 
 
 class OtlpJsonSpans:
@@ -149,7 +190,7 @@ class OtlpJsonSpans:
         self.per_block = per_block
         self._resource = {"attributes": [_attribute("service.name", service)]}
         self._batch = batch
-        self._file: TextIOWrapper = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - lives as long as the sink
+        self._lines = _Lines(path)
         self._lock = threading.Lock()
         self._waiting: list[dict[str, Any]] = []
         self._numbers = count(1)
@@ -180,20 +221,24 @@ class OtlpJsonSpans:
             if len(self._waiting) >= self._batch:
                 self._write()
 
+    @property
+    def lost_spans(self) -> int:
+        """Spans that the disk did not take."""
+        return self._lines.lost_spans
+
     def close(self) -> None:
         """Writes what is left."""
         with self._lock:
             self._write()
-            self._file.close()
+            self._lines.close()
 
     def _write(self) -> None:
-        if not self._waiting or self._file.closed:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
             return
-        scope = {"scope": {"name": "kvbench.tiers.tiered"}, "spans": self._waiting}
+        scope = {"scope": {"name": "kvbench.tiers.tiered"}, "spans": waiting}
         line = {"resourceSpans": [{"resource": self._resource, "scopeSpans": [scope]}]}
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._file.flush()
-        self._waiting = []
+        self._lines.write(json.dumps(line, separators=(",", ":")) + "\n", len(waiting))
 
 
 class TeeSpans:

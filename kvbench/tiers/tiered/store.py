@@ -5,6 +5,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -293,7 +294,8 @@ class TieredStore:
         if tier is None:
             with self._lock:
                 self._remembered.clear()
-                for name in [name for name, record in self._records.items() if not any(record.slots)]:
+                idle = [n for n, record in self._records.items() if not any(record.slots) and not record.pinned]
+                for name in idle:
                     del self._records[name]
                 for record in self._records.values():
                     record.hot = 0
@@ -315,7 +317,9 @@ class TieredStore:
         mask = sum(1 << self._number(name) for name in tiers)
         with self._lock:
             for key in keys:
-                self._record(key, None).pinned |= mask
+                record = self._record(key, None)
+                record.pinned |= mask
+                self._remembered.pop(record.name, None)  # a pin is not forgotten
 
     def unpin(self, keys: Sequence[BlockKey]) -> None:
         """Ends the pinning of blocks."""
@@ -323,6 +327,7 @@ class TieredStore:
             for key in keys:
                 if record := self._records.get(key.identity + key.prefix):
                     record.pinned = 0
+                    self._remember(record)
 
     def stats(self) -> StoreStats:
         """Counters since the store was opened, and what is in it now."""
@@ -404,21 +409,23 @@ class TieredStore:
             if self._closed:
                 return True
             self._closed = True
-        flushed = self.flush(timeout_s)
+        finished = self.flush(timeout_s)
         with self._lock:
             for lane, tier in zip(self._lanes, self._index, strict=True):
                 for entry in lane.schedule.take_back_stores():
                     self._settle_store(tier, entry, "dropped", reserved=False)
+                    finished = False
                 lane.close()
             self._changed.notify_all()
         self._pool.close()
-        for tier in self._index:
-            tier.settings.tier.close()
-        if self._metadata is not None:
-            self._metadata.close()
-        if self._spans is not None:
-            self._spans.close()
-        return flushed
+        with ExitStack() as closing:  # each is closed, whatever another one says
+            if self._spans is not None:
+                closing.callback(self._spans.close)
+            if self._metadata is not None:
+                closing.callback(self._metadata.close)
+            for tier in reversed(self._index):
+                closing.callback(tier.settings.tier.close)
+        return finished
 
     # Reading
 
@@ -611,7 +618,8 @@ class TieredStore:
                 chosen = [
                     (tier.pend(item.record, None), item)
                     for item in items
-                    if self._wanted_by(tier, item.record, item.source, first)
+                    if item.record.num_bytes == len(item.view)  # another thread may have come with another size
+                    and self._wanted_by(tier, item.record, item.source, first)
                 ]
                 if chosen:
                     plan[tier.number] = chosen
@@ -659,18 +667,20 @@ class TieredStore:
         return CALLER if above is None else above.name
 
     def _enqueue(self, tier: TierIndex, entry: QueuedStore) -> None:
-        """Queues a write, or waits for room, or drops it."""
+        """Queues a write, or waits for room, or drops it; a load never waits for the copies that it would leave."""
         lane = self._lanes[tier.number]
         num_bytes = entry.slot.num_bytes
         deadline = time.monotonic() + self._store_wait_s
         while True:
             with self._lock:
-                if lane.schedule.has_room(num_bytes):
+                if not lane.closed and lane.schedule.has_room(num_bytes):
                     lane.schedule.add_store(entry, num_bytes)
                     lane.wake()
                     return
                 left = deadline - time.monotonic()
-                if self._when_full == "drop" or left <= 0 or (self._closed and entry.ticket is not None):
+                by_a_load = entry.ticket is None and entry.event != "evict" and self._workers > 0
+                late = lane.closed or left <= 0 or (self._closed and entry.ticket is not None)
+                if self._when_full == "drop" or by_a_load or late:
                     self._settle_store(tier, entry, "dropped", reserved=False)
                     break
                 if self._workers:
@@ -766,7 +776,8 @@ class TieredStore:
                     cancelled.append(entry.slot)
                     continue
                 if stored:
-                    entry.slot.crc32c = entry.crc32c
+                    # What was there already may be another's, whose bytes need not be these: a load will tell.
+                    entry.slot.crc32c = entry.crc32c if result == "ok" else None
                     tier.make_ready(entry.slot, now, reserved=True)
                 self._settle_store(tier, entry, result, reserved=True, given_up=not stored)
             self._changed.notify_all()
@@ -828,9 +839,13 @@ class TieredStore:
         """
         if not slots:
             return 0
-        removed = 0
-        for begin in range(0, len(slots), _EVICT_BATCH):
-            removed += self._evict_batch(tier, list(slots[begin : begin + _EVICT_BATCH]), event)
+        removed = begin = 0
+        while begin < len(slots):
+            part = list(slots[begin : begin + _EVICT_BATCH])
+            if event == "evict":  # whose blocks may be read first: no more at a time than a batch of stores has
+                part = part[: _batch_length(part, self._batch_bytes)]
+            removed += self._evict_batch(tier, part, event)
+            begin += len(part)
         return removed
 
     def _evict_batch(self, tier: TierIndex, slots: list[Slot], event: SpanEvent) -> int:
@@ -894,7 +909,9 @@ class TieredStore:
         with self._lock:
             for entry in lane.schedule.take_back_stores():
                 self._settle_store(tier, entry, "cancelled", reserved=False)
-            slots: list[Slot] = []
+            self._expire()
+            slots = [slot for slot in self._leaving if slot.tier == tier.number]
+            self._leaving = deque(slot for slot in self._leaving if slot.tier != tier.number)
             running: list[Slot] = []
             for record in self._records.values():
                 slot = record.slots[tier.number]
@@ -957,7 +974,10 @@ class TieredStore:
         ]
         if own is not None:
             with self._lock:
+                for i in good:
+                    self._forget_lost(own, records[i])
                 pending = {i: own.pend(records[i], None) for i in good if records[i].slots[own.number] is None}
+                failures += [f"{records[i].key}: on its way in or out of {own.name}" for i in good if i not in pending]
             entries = [
                 QueuedStore(slot, views[i], crcs[i] or 0, request, sources[i], "drain") for i, slot in pending.items()
             ]
@@ -980,6 +1000,14 @@ class TieredStore:
             if outcomes[i].result not in ("ok", "exists")
         ]
         return done, failures
+
+    def _forget_lost(self, tier: TierIndex, record: Record) -> None:
+        """Under the lock: a block that is ready by the index, and that its tier says it has not."""
+        slot = record.slots[tier.number]
+        if slot is not None and slot.state == "ready" and not slot.readers:
+            tier.leave(slot)
+            tier.gone(slot)
+            self._figures[tier.number].vanished += 1
 
     # Bookkeeping, under the lock
 

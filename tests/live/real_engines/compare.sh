@@ -30,15 +30,15 @@ replay() { # NAME, then arguments of kvbench replay
 mkdir -p "$reports"
 for run in "${runs[@]}"; do
   case $run in
-    vllm) replay vllm-native "${vllm[@]}" --arm off --arm l1=120MiB --arm l1=120MiB+l2=512MiB \
-      --arm "l1=120MiB+l2=64MiB+l3=$tiers" ;;
+    vllm) replay vllm-native "${vllm[@]}" --arm off --arm l1@l1=120MiB --arm l1+l2@l1=120MiB+l2=512MiB \
+      --arm "l1+l2+fs@l1=120MiB+l2=64MiB+l3=$tiers" ;;
     lmcache) replay vllm-lmcache "${vllm[@]}" --engine-env PYTHONPATH="$folder/lmcache_site" \
-      --arm l1=120MiB --arm "l1=120MiB+lmcache=1GiB,$tiers" ;;
+      --arm l1@l1=120MiB --arm "l1+lmcache@l1=120MiB+lmcache=1GiB,$tiers" ;;
     mooncake) replay vllm-mooncake "${vllm[@]}" --engine-env PYTHONPATH="$folder/mooncake_site" \
-      --arm l1=120MiB --arm l1=120MiB+mooncake=512MiB ;;
+      --arm l1@l1=120MiB --arm l1+mooncake@l1=120MiB+mooncake=512MiB ;;
     sglang) replay sglang-hicache --engine sglang --engine-program "$folder/sglang/bin/python" \
       --engine-arg=--context-length=8192 --engine-arg=--mem-fraction-static=0.2 \
-      --arm off --arm l1=120MiB --arm l1=120MiB+l2=480MiB --arm "l1=120MiB+l2=160MiB+l3=$tiers" ;;
+      --arm off --arm l1@l1=120MiB --arm l1+l2@l1=120MiB+l2=480MiB --arm "l1+l2+file@l1=120MiB+l2=160MiB+l3=$tiers" ;;
     *) echo "compare.sh: $run is none of vllm, lmcache, mooncake, sglang" >&2; exit 2 ;;
   esac
 done

@@ -182,6 +182,33 @@ def test_a_full_queue_drops_with_a_count_when_told_so() -> None:
     assert store.close()
 
 
+def test_a_load_does_not_wait_for_a_full_queue_of_the_copies_it_would_leave() -> None:
+    go_on = threading.Event()
+
+    def pause(_: Sequence[Block]) -> None:
+        assert go_on.wait(10)
+
+    file = DictTier("file", before_store=pause)
+    store = TieredStore(
+        [TierSettings(tier=DictTier("hbm")), TierSettings(tier=file, write="write-through-selective")],
+        store_queue_bytes=2 * BLOCK_BYTES,
+        batch_bytes=BLOCK_BYTES,
+        store_wait_s=5.0,
+    )
+    store.store(KEYS[:6], views(KEYS[:6]))
+    store.store(KEYS[:2], views(KEYS[:2]))  # their second access fills the queue
+    began = time.monotonic()
+    assert store.load(KEYS[2:6], buffers(4)).loaded_prefix == 4  # the second access of these
+    assert time.monotonic() - began < 2
+    assert store.stats().tiers["file"].dropped_blocks == 4
+    go_on.set()
+    assert store.flush(5)
+    store.load(KEYS[4:6], buffers(2))
+    assert store.flush(5)
+    assert set(file.blocks) == {KEYS[0], KEYS[1], KEYS[4], KEYS[5]}
+    assert store.close()
+
+
 def test_an_async_load_gives_the_same_result() -> None:
     store = TieredStore([TierSettings(tier=DictTier("hbm"))])
     store.store(KEYS[:3], views(KEYS[:3]))
