@@ -33,6 +33,7 @@ class ServersOption(StrEnum):
 
     KEEP = "keep"
     ONE_AT_A_TIME = "one-at-a-time"
+    SWITCH = "switch"
 
 
 class ExportOption(StrEnum):
@@ -81,11 +82,17 @@ def replay(
         int | None, typer.Option(metavar="N", min=1, help="Closed loop of N; for capacity, not for latency.")
     ] = None,
     speedup: Annotated[float | None, typer.Option(metavar="X", help="Times of a trace, X times as fast.")] = None,
+    spread_ties: Annotated[
+        bool | None, typer.Option("--spread-ties/--keep-ties", help="Requests of one recorded time, spread evenly.")
+    ] = None,
     scale: Annotated[float | None, typer.Option(metavar="X", help="Every text X times as long.")] = None,
     max_prompt_tokens: Annotated[int | None, typer.Option(metavar="N", help="Cut prompts at their end.")] = None,
     max_output_tokens: Annotated[int | None, typer.Option(metavar="N", help="Bound answers.")] = None,
     trace_format: Annotated[
         str | None, typer.Option("--format", metavar="NAME", help="Format of a trace (default: seen from the file).")
+    ] = None,
+    block_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens per block id of a trace (default: its format's).")
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(metavar="N", min=2, help="Token ids below N (default: told by the server).")
@@ -96,7 +103,10 @@ def replay(
     cache: Annotated[CacheOption, typer.Option(help="How each run starts; cold is reset and verified.")] = (
         CacheOption.COLD
     ),
-    servers: Annotated[ServersOption | None, typer.Option(help="Default: keep, for builtin and addresses.")] = None,
+    servers: Annotated[
+        ServersOption | None,
+        typer.Option(help="Default: keep for builtin and addresses, else one-at-a-time; switch toggles tiers live."),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Processes that generate load.")] = 1,
     max_in_flight: Annotated[int, typer.Option(metavar="N", min=1, help="Requests on their way at a time.")] = 1024,
     connect_timeout: Annotated[str, typer.Option(metavar="TIME", help="No connection for so long: failed.")] = "10s",
@@ -158,7 +168,7 @@ def replay(
         max_run_s=None if max_run is None else parse_duration(max_run),
         seed=1 if seed is None else seed,
     )
-    traffic = load_workload(workload, trace_format=trace_format)
+    traffic = load_workload(workload, trace_format=trace_format, block_tokens=block_tokens)
 
     def make_plan(told: int) -> "RequestPlan":
         return plan_requests(
@@ -169,6 +179,7 @@ def replay(
             rate_per_s=rate,
             concurrency=concurrency,
             speedup=speedup,
+            spread_ties=spread_ties,
             scale=scale,
             max_prompt_tokens=max_prompt_tokens,
             max_output_tokens=max_output_tokens,
@@ -213,7 +224,7 @@ def replay(
             adapters,
             settings,
             progress=report,
-            keep=lambda so_far: _keep(document_of(so_far, True), out),
+            keep=None if out is None else lambda so_far: _keep(document_of(so_far, True), out),
         )
     document = document_of(result, result.stopped is not None)
     if save_vllm_json is not None:
@@ -332,7 +343,7 @@ def _code(result: "ReplayResult", code: ExitCode) -> ExitCode:
         raise KvbenchError(f"no request ended well: {_first_failure(result)}")
     if result.verdict == "worse":
         return ExitCode.FOUND_PROBLEM
-    if result.verdict in ("contaminated", "tier not exercised", "saturated"):
+    if result.verdict in ("contaminated", "tier not exercised", "saturated", "failed requests"):
         return ExitCode.INSUFFICIENT
     return ExitCode.OK
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 _EXACT_BELOW = 20_000
@@ -46,6 +47,7 @@ def percentile_with_interval(values: Sequence[float], quantile: float, *, confid
     )
 
 
+@lru_cache(maxsize=1024)
 def interval_ranks(size: int, quantile: float, *, confidence: float = 0.95) -> tuple[int | None, int | None]:
     """Zero-based ranks (l, u) with P(X_(l) ≤ ξ_q ≤ X_(u)) ≥ confidence; None for an end that no observation gives.
 
@@ -60,7 +62,9 @@ def interval_ranks(size: int, quantile: float, *, confidence: float = 0.95) -> t
     below = 0.0  # P(B < k)
     low_rank: int | None = None
     high_rank: int | None = None
-    for count in range(size + 1):
+    # What lies so far below the mean weighs less than a float can add to 1.
+    first = max(0, math.floor(size * quantile - 12 * math.sqrt(size * quantile * (1 - quantile)) - 50))
+    for count in range(first, size + 1):
         if below <= tail and count > 0:  # P(B < count) ≤ tail: X_(count) in one-based order is a lower end
             low_rank = count - 1
         below += _binomial(size, count, quantile)

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvbench.core.errors import UsageError
+from kvbench.core.units import parse_bytes
 from kvbench.engines.base import Arm, Endpoint, EngineOptions, ResetReport, Setting
+from kvbench.engines.http_calls import call
 from kvbench.engines.server_process import ServerProcess
 from kvbench.engines.url import detect, reset_caches, server_counters, server_settings
 from kvbench.results.tier_counters import TierCounters
+from kvbench.tiers.spec import parse_tier_spec
 
 _DEFAULT_MODEL = "demo"
 _DEFAULT_SIZES = {"hbm": "64MiB", "dram": "dram:1GiB"}
@@ -29,6 +32,7 @@ class BuiltinAdapter:
     def __init__(self, options: EngineOptions) -> None:
         self._options = options
         self._servers: dict[str, ServerProcess] = {}
+        self._arms: dict[str, Arm] = {}  # as started, by address
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def command(self, arm: Arm) -> tuple[tuple[str, ...], ...]:
@@ -55,11 +59,27 @@ class BuiltinAdapter:
             process.stop()
             raise
         self._servers[endpoint.url] = process
+        self._arms[endpoint.url] = arm
         return endpoint
 
     def switch(self, endpoint: Endpoint, arm: Arm) -> Endpoint | None:
-        """None: every arm has its own server, since sizes differ and an idle one costs nothing."""
-        return None
+        """Turns lower tiers on and off where the server was started with all tiers of the arm; else None."""
+        started = self._arms.get(endpoint.url)
+        if started is None or arm.url is not None or arm.tier("hbm") != started.tier("hbm"):
+            return None
+        if not all(tier in started.tiers for tier in arm.tiers):
+            return None
+        reply = call(endpoint.url, "/tiers", timeout_s=self._options.call_timeout_s)
+        served = [tier["name"] for tier in required_list(reply.json(), "tiers")]
+        # The server names a second tier of a kind differently, and keeps the order of its command line.
+        wanted = {
+            name: tier in arm.tiers for name, tier in zip(served, started.tiers, strict=False) if tier.name != "hbm"
+        }
+        if len(served) != len(started.tiers):
+            return None
+        if wanted:
+            reply = call(endpoint.url, "/tiers", method="POST", body=wanted, timeout_s=self._options.call_timeout_s)
+        return endpoint if reply.ok else None
 
     def stop(self, endpoint: Endpoint | None = None) -> None:
         """Stops one server, or all of them and their scratch folder."""
@@ -104,10 +124,14 @@ class BuiltinAdapter:
         if hbm is None:
             arguments += ["--l1", "0"]
         else:
-            arguments += ["--l1", hbm.value or _DEFAULT_SIZES["hbm"]]
+            size = hbm.value or _DEFAULT_SIZES["hbm"]
+            parse_bytes(size)
+            arguments += ["--l1", size]
         for tier in arm.tiers:
             if tier.name != "hbm":
-                arguments += ["--tier", self._spec(tier.name, tier.value, arm)]
+                spec = self._spec(tier.name, tier.value, arm)
+                parse_tier_spec(spec)
+                arguments += ["--tier", spec]
         return (*arguments, *self._options.arguments)
 
     def _spec(self, name: str, value: str | None, arm: Arm) -> str:
@@ -129,6 +153,12 @@ class BuiltinAdapter:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="kvbench-replay-")
         return Path(self._folder.name)
+
+
+def required_list(body: object, name: str) -> list[dict[str, str]]:
+    """The list of that name in an answer; empty where there is none."""
+    found = body.get(name) if isinstance(body, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def shell_lines(commands: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

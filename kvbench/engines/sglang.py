@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.core.errors import UsageError
 from kvbench.core.units import GIGA, MIB
-from kvbench.engines.base import Arm, Endpoint, EngineOptions, Setting
+from kvbench.engines.base import Arm, ArmTier, Endpoint, EngineOptions, Setting
 from kvbench.engines.http_calls import call
 from kvbench.engines.server_plan import (
     Program,
@@ -48,11 +48,13 @@ class SglangAdapter(StartedEngine):
             key=self._admin_key,
         )
         self._arms: dict[str, Arm] = {}
+        self._places: dict[str, ArmTier | None] = {}  # of files, as named when the server started
 
     def start(self, arm: Arm) -> Endpoint:
         """A server for the arm."""
         endpoint = super().start(arm)
         self._arms[endpoint.url] = arm
+        self._places[endpoint.url] = arm.tier("file")
         return endpoint
 
     def switch(self, endpoint: Endpoint, arm: Arm) -> Endpoint | None:
@@ -62,8 +64,10 @@ class SglangAdapter(StartedEngine):
             return None
         if _without_file(running) != _without_file(arm):
             return None
-        if (running.tier("file") is None) != (arm.tier("file") is None):
-            wanted = arm.tier("file")
+        wanted = arm.tier("file")
+        if wanted is not None and wanted.value is not None and wanted != self._places.get(endpoint.url):
+            return None  # the folder is fixed when the server starts
+        if (running.tier("file") is None) != (wanted is None):
             path = "/hicache/storage-backend"
             body = None if wanted is None else {
                 "hicache_storage_backend": "file",

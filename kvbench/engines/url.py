@@ -21,6 +21,8 @@ from kvbench.engines.metrics_text import MetricsPage, read_metrics
 from kvbench.engines.tier_counters import dialect_of, lmcache_tokens, read_counters
 from kvbench.results.tier_counters import TierCounters
 
+_NO_SETTINGS = ("system_env.", "vllm_env.", "internal_states.")  # the machine's state, not what the engine was told
+
 _RESET_RETRIES, _RETRY_S = 20, 0.25  # blocks of a load or store in flight are held for moments after the last request
 
 
@@ -170,7 +172,8 @@ def flat(value: Any, prefix: str = "") -> dict[str, Setting]:
 
 def server_settings(endpoint: Endpoint, *, timeout_s: float) -> Mapping[str, Setting]:
     """Resolved settings, flat, with what the metrics page says about the cache where there is no page of settings."""
-    settings = flat(server_info(endpoint.url, timeout_s=timeout_s))
+    told = flat(server_info(endpoint.url, timeout_s=timeout_s))
+    settings = {name: value for name, value in told.items() if not name.startswith(_NO_SETTINGS)}
     page = read_metrics(call(endpoint.url, "/metrics", timeout_s=timeout_s).text)
     for name in ("vllm:cache_config_info", "sglang:cache_config_info"):
         for label in ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "page_size", "num_pages"):

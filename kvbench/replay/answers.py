@@ -9,6 +9,8 @@ from kvbench.results.replay import Answer, ArmRecord, ArmSummary, Comparison, Hi
 REUSE = "What reuse did the tier add?"
 FASTER = "Is a hit faster than recompute?"
 LOSS = "Did concurrency lose throughput or tail latency?"
+_NO_ANSWER = ("contaminated", "failed requests", "saturated")
+"""Verdicts that leave none of the three questions answered; of an idle tier the numbers themselves tell."""
 
 
 def answers(
@@ -22,7 +24,23 @@ def answers(
 ) -> tuple[Answer, ...]:
     """One answer per question; with one arm there is nothing to compare, and only its own reuse is told."""
     ideal = ideal_hit_tokens / planned_prompt_tokens if planned_prompt_tokens else 0.0
-    return (_reuse(summaries, ideal), _faster(hits), _loss(arms, comparisons))
+    found = (_reuse(summaries, ideal), _faster(hits), _loss(arms, comparisons))
+    caveat = _caveat(arms, comparisons)
+    return tuple(_with_caveat(answer, caveat) for answer in found) if caveat else found
+
+
+def _caveat(arms: Sequence[ArmRecord], comparisons: Sequence[Comparison]) -> str:
+    """Why what was measured is no answer; empty where the last arm can be compared with the first."""
+    if len(arms) < 2:
+        return ""
+    one = next((one for one in comparisons if (one.base, one.arm) == (arms[0].name, arms[-1].name)), None)
+    if one is None or one.verdict == one.measured or one.verdict not in _NO_ANSWER:
+        return ""
+    return f"Not an answer, {one.verdict}: "
+
+
+def _with_caveat(answer: Answer, caveat: str) -> Answer:
+    return Answer(question=answer.question, text=caveat + answer.text[:1].lower() + answer.text[1:], tone="unsure")
 
 
 def _reuse(summaries: Sequence[ArmSummary], ideal: float) -> Answer:
@@ -95,6 +113,8 @@ def _loss(arms: Sequence[ArmRecord], comparisons: Sequence[Comparison]) -> Answe
         for one in comparisons
         if one.base == base and one.quantity in names and not (tail_known and one.quantity == "TTFT max")
     ]
+    if not mine:
+        return Answer(question=LOSS, text=f"No pair of runs with {base} is complete.", tone="unsure")
     worse = [one for one in mine if one.measured == "worse"]
     if worse:
         parts = [f"{one.arm}: {one.quantity} {_change(one)}" for one in worse]

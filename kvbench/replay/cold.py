@@ -1,18 +1,21 @@
 """A known cache before each run: emptied by the engine's own calls, and shown to be empty by prompts of the plan."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvbench.engines.base import Endpoint, EngineAdapter
 from kvbench.engines.http_calls import call
-from kvbench.replay.load.schedule import words
-from kvbench.results.replay import CacheCheck, CacheState, ResetProbe
+from kvbench.replay.requests import TEXT_FORM
+from kvbench.results.replay import CacheCheck, CacheState, RequestSample, ResetProbe
 from kvbench.results.tier_counters import TierCounters
 from kvbench.workloads.base import PlannedRequest, RequestPlan
 
 _ATTEMPTS, _PAUSE_S = 4, 0.5
 _PROBE_TIMEOUT_S = 300.0
 _LOWER = ("dram", "file", "remote", "peer", "external")
+_ACCIDENT_TOKENS = 15  # that prompts may share by chance where a page is one token, or a mark begins every text
 
 
 def probe_requests(plan: RequestPlan) -> tuple[PlannedRequest, ...]:
@@ -30,7 +33,7 @@ def ask(endpoint: Endpoint, prompt: Sequence[int], *, salt: str | None, max_toke
     """One request outside the load generator, whose usage says what was cached."""
     body: dict[str, object] = {
         "model": endpoint.model,
-        "prompt": list(prompt) if endpoint.takes_ids else words(prompt),
+        "prompt": list(prompt) if endpoint.takes_ids else "".join(TEXT_FORM.words[one] for one in prompt),
         "max_tokens": max_tokens,
         "temperature": 0,
     }
@@ -57,9 +60,14 @@ def make_cold(
     endpoint: Endpoint,
     plan: RequestPlan,
     *,
+    served_before: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> CacheCheck:
-    """Resets, sends prompts of the plan, and resets again, since the prompts are now cached themselves."""
+    """Resets, sends prompts of the plan, and resets again, since the prompts are now cached themselves.
+
+    Without a reset the run is unverified, and contaminated where the server has had the plan before and does not tell
+    what it has cached.
+    """
     steps: list[str] = []
     probes: tuple[ResetProbe, ...] = ()
     trouble = ""
@@ -69,7 +77,7 @@ def make_cold(
         if not report.ok:
             failed = next((step for step in report.steps if not step.ok), None)
             detail = f"{failed.what}: {failed.detail}" if failed else "the engine has no reset"
-            return CacheCheck(state="unverified", reason=f"the reset failed ({detail})", steps=tuple(steps))
+            return _without_reset(adapter, endpoint, f"the reset failed ({detail})", steps, served_before)
         before = adapter.counters(endpoint)
         probes = tuple(ask(endpoint, request.prompt, salt=None) for request in probe_requests(plan))
         trouble = _trouble(probes, adapter.counters(endpoint).since(before))
@@ -87,6 +95,63 @@ def make_cold(
     tokens = sum(probe.prompt_tokens for probe in probes)
     reason = f"{len(probes)} prompts of the plan ({tokens:,} tokens) sent after the reset had 0 cached tokens"
     return CacheCheck(state="verified cold", reason=reason, steps=tuple(steps), probes=probes)
+
+
+def _without_reset(
+    adapter: EngineAdapter, endpoint: Endpoint, reason: str, steps: Sequence[str], served_before: bool
+) -> CacheCheck:
+    """A server that has had the plan is not cold, unless what it tells in this run will show it (`check_after`)."""
+    if served_before:
+        reason += "; the server has had these prompts before"
+    tells = adapter.counters(endpoint).cached_tokens is not None
+    state: CacheState = "contaminated" if served_before and not tells else "unverified"
+    return CacheCheck(state=state, reason=reason, steps=tuple(steps))
+
+
+def check_after(check: CacheCheck, plan: RequestPlan, samples: Sequence[RequestSample], *, exact: bool) -> CacheCheck:
+    """The check with what the run itself showed: more cached tokens than its own requests can have left there.
+
+    An unlimited empty cache has exactly `plan.reuse.hit_tokens` in the end, in whatever order requests come; and a
+    prompt that was answered before any other with its beginning was sent has none. `exact` says that the server counts
+    tokens as the plan does.
+    """
+    if check.state not in ("verified cold", "cold by salt", "unverified"):
+        return check
+    told = [one for one in samples if one.ok and one.cached_tokens is not None]
+    first = _first_of_their_beginning(plan, samples)
+    warm = [one for one in told if one.index in first and (one.cached_tokens or 0) > _ACCIDENT_TOKENS]
+    found = ""
+    if warm:
+        tokens = sum(one.cached_tokens or 0 for one in warm)
+        found = (
+            f"{len(warm)} of {len(first)} prompts whose beginning nothing in the run had sent before had {tokens:,} "
+            "cached tokens"
+        )
+    elif exact and plan.history == "synthetic":
+        tokens = sum(one.cached_tokens or 0 for one in told)
+        if tokens > plan.reuse.hit_tokens + _ACCIDENT_TOKENS + len(told):  # a mark may begin every text
+            found = (
+                f"{tokens:,} prompt tokens were cached, and the run's own requests share only {plan.reuse.hit_tokens:,}"
+            )
+    if not found:
+        return check
+    return replace(check, state="contaminated", reason=f"{found} ({check.reason})")
+
+
+def _first_of_their_beginning(plan: RequestPlan, samples: Sequence[RequestSample]) -> frozenset[int]:
+    """Requests that were answered before any other prompt that begins as theirs was sent."""
+    begins = {request.index: request.recipe.keys[0] for request in plan.requests if len(request.recipe.keys)}
+    groups: dict[int, list[RequestSample]] = {}
+    for one in samples:
+        if one.sent_s is not None and one.index in begins:
+            groups.setdefault(begins[one.index], []).append(one)
+    found = []
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda one: one.sent_s or 0.0)
+        next_s = min((one.sent_s or 0.0 for one in others), default=math.inf)
+        if first.ok and first.first_choice_s is not None and first.first_choice_s < next_s:
+            found.append(first.index)
+    return frozenset(found)
 
 
 def make_salted(endpoint: Endpoint, plan: RequestPlan, *, salt: str) -> CacheCheck:

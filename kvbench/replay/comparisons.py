@@ -6,12 +6,15 @@ from typing import Literal
 
 from kvbench.core.paired import PairedRatio, paired_ratio, paired_verdict
 from kvbench.core.percentiles import least_samples, percentile
-from kvbench.replay.summary import distribution, rate
+from kvbench.replay.summary import distribution, output_rate, rate, shown_as
 from kvbench.results.replay import ArmRecord, ArmSummary, Comparison, HitRow, RequestSample, Run, Slo, Verdict
 
 _LENGTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _MOST_BYTES_OFF = 0.1
 _LEAST_MATCHED = 0.5  # of a prompt cached, for a request to count as served by its tier
+MOST_FAILED_RATIO = 0.01  # of an arm's requests; with more the others are a selection, and fast failures look fast
+
+GOODPUT = "good requests/s"
 
 Quantity = tuple[str, Literal["lower", "higher"], Callable[[Run], float | None]]
 
@@ -26,10 +29,10 @@ def quantities(slo: Slo | None) -> tuple[Quantity, ...]:
         ("TPOT p50", "lower", lambda run: _at(run, lambda one: one.tpot_s, 0.5)),
         ("ITL p99", "lower", _itl_p99),
         ("requests/s", "higher", lambda run: rate(run, lambda _: 1)),
-        ("output tokens/s", "higher", lambda run: rate(run, lambda one: one.output_tokens or 0)),
+        ("output tokens/s", "higher", output_rate),
     ]
     if slo is not None:
-        found.append(("good requests/s", "higher", lambda run: rate(run, lambda one: int(slo.kept_by(one)))))
+        found.append((GOODPUT, "higher", lambda run: rate(run, lambda one: int(slo.kept_by(one)))))
     return tuple(found)
 
 
@@ -65,10 +68,24 @@ def compare(
     verdict, doubts = doubts_about(base, arm, matched, summaries)
     found = []
     for name, better, of in quantities(slo):
-        values = [(one, other) for first, second in matched if (one := of(first)) and (other := of(second))]
-        if not values:
+        values = [
+            (first, second, one, other)
+            for first, second in matched
+            if (one := of(first)) is not None and (other := of(second)) is not None
+        ]
+        if name == GOODPUT:  # a run without one good request is the strongest of all, and has no logarithm
+            ratio_of = [
+                (one or _half_a_request(first), other or _half_a_request(second))
+                for first, second, one, other in values
+            ]
+        else:
+            ratio_of = [(one, other) for _, _, one, other in values]
+            kept = [one > 0 and other > 0 for one, other in ratio_of]
+            values = [value for value, keep in zip(values, kept, strict=True) if keep]
+            ratio_of = [value for value, keep in zip(ratio_of, kept, strict=True) if keep]
+        if not ratio_of or not any(one or other for _, _, one, other in values):
             continue
-        ratio = paired_ratio([one for one, _ in values], [other for _, other in values])
+        ratio = paired_ratio([one for one, _ in ratio_of], [other for _, other in ratio_of])
         measured = paired_verdict(ratio, better=better, margin_ratio=margin_ratio)
         found.append(
             Comparison(
@@ -76,8 +93,8 @@ def compare(
                 arm=arm.name,
                 quantity=name,
                 better=better,
-                base_values=tuple(one for one, _ in values),
-                arm_values=tuple(other for _, other in values),
+                base_values=tuple(one for _, _, one, _ in values),
+                arm_values=tuple(other for _, _, _, other in values),
                 ratio=ratio.ratio,
                 low=ratio.low,
                 high=ratio.high,
@@ -89,34 +106,63 @@ def compare(
     return tuple(found)
 
 
+def _half_a_request(run: Run) -> float:
+    return 0.5 / run.duration_s if run.duration_s > 0 else 0.5
+
+
 def doubts_about(
     base: ArmRecord, arm: ArmRecord, matched: Sequence[tuple[Run, Run]], summaries: Sequence[ArmSummary]
 ) -> tuple[Verdict | None, tuple[str, ...]]:
     """A verdict that overrules the interval, and the reasons: a warm start, an idle tier, a queue that only grew."""
     both = [run for pair in matched for run in pair]
-    dirty = [run for run in both if run.cache.state == "contaminated"]
     verdict: Verdict | None = None
     doubts: list[str] = []
+
+    def decide(found: Verdict, reason: str) -> None:
+        nonlocal verdict
+        if verdict is None:  # its reason stands first
+            verdict = found
+            doubts.insert(0, reason)
+        else:
+            doubts.append(reason)
+
+    dirty = [run for run in both if run.cache.state == "contaminated"]
     if dirty:
-        verdict = "contaminated"
         names = ", ".join(sorted({run.arm for run in dirty}))
-        doubts.append(f"{len(dirty)} runs of {names} started with a cache that was not empty: {dirty[0].cache.reason}")
-    unproved = [run for run in both if run.cache.state == "unverified"]
-    if unproved:
-        doubts.append(f"nothing shows that {len(unproved)} runs started cold: {unproved[0].cache.reason}")
+        decide(
+            "contaminated",
+            f"{len(dirty)} {_runs(len(dirty))} of {names} started with a cache that was not empty: "
+            f"{dirty[0].cache.reason}",
+        )
+    failed = {
+        name: (sum(not one.ok for run in both if run.arm == name for one in run.requests),
+               sum(len(run.requests) for run in both if run.arm == name))
+        for name in (base.name, arm.name)
+    }  # fmt: skip
+    told = ", ".join(f"{count} of {total} of {name}" for name, (count, total) in failed.items() if count)
+    if any(count > MOST_FAILED_RATIO * total for count, total in failed.values()):
+        decide("failed requests", f"requests failed and have no latency: {told}")
     idle, decisive = _not_exercised(base, arm, summaries)
-    doubts += idle
-    if decisive:
-        verdict = verdict or "tier not exercised"
+    for reason in idle:
+        if decisive:
+            decide("tier not exercised", reason)
+        else:
+            doubts.append(reason)
     swamped = sorted({run.arm for run in both if any(warning.code == "saturated" for warning in run.warnings)})
     if swamped:
-        verdict = verdict or "saturated"
-        doubts.append(f"more was offered than {', '.join(swamped)} could do, so its latencies grew with the run")
-    failed = {one.arm: one.requests - one.ok for one in summaries if one.arm in (base.name, arm.name)}
-    if any(failed.values()):
-        told = ", ".join(f"{count} of {name}" for name, count in failed.items() if count)
+        decide("saturated", f"more was offered than {', '.join(swamped)} could do, so its latencies grew with the run")
+    unproved = [run for run in both if run.cache.state == "unverified"]
+    if unproved:
+        doubts.append(
+            f"nothing shows that {len(unproved)} {_runs(len(unproved))} started cold: {unproved[0].cache.reason}"
+        )
+    if told and verdict != "failed requests" and not any(told in doubt for doubt in doubts):
         doubts.append(f"requests failed and have no latency: {told}")
     return verdict, tuple(doubts)
+
+
+def _runs(count: int) -> str:
+    return "run" if count == 1 else "runs"
 
 
 def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSummary]) -> tuple[list[str], bool]:
@@ -126,20 +172,34 @@ def _not_exercised(base: ArmRecord, arm: ArmRecord, summaries: Sequence[ArmSumma
         return [], False
     added = [tier for tier in arm.tiers if tier not in base.tiers]
     reasons = []
+    unknown = []
     use = {one.tier: one for one in by_arm[arm.name].tier_use}
-    products = {"lmcache": "external", "mooncake": "external"}
     for tier in added:
-        found = use.get(products.get(tier, tier))
-        if found is not None and found.exercised is False:
+        found = [use[name] for name in shown_as(tier) if name in use]
+        if any(one.exercised for one in found):
+            continue
+        if all(one.exercised is None for one in found):
+            unknown.append(
+                f"nothing shows that {arm.name} served a token from its {tier} tier: the server does not tell"
+            )
+        else:
             reasons.append(f"{arm.name} served no token from its {tier} tier")
-    all_idle = bool(added) and len(reasons) == len(added)
-    wanted = {products.get(tier, tier) for tier in added}
+    none_at_work = bool(added) and len(reasons) + len(unknown) == len(added)
+    wanted = {name for tier in added for name in shown_as(tier)}
     both = [
         f"{base.name} was served by {one.tier} too, which it should not have"
         for one in by_arm[base.name].tier_use
         if one.tier in wanted and one.tier not in base.tiers and one.exercised
     ]
-    return reasons + both, all_idle or bool(both)
+    if not arm.tiers and not base.tiers and not _any_lower(by_arm[base.name]) and not _any_lower(by_arm[arm.name]):
+        unknown.append(
+            f"neither {base.name} nor {arm.name} shows a tier below L1 at work, so nothing ties their difference to one"
+        )
+    return [*reasons, *unknown, *both], none_at_work or bool(both)
+
+
+def _any_lower(summary: ArmSummary) -> bool:
+    return any(one.exercised for one in summary.tier_use if one.tier not in ("hbm",))
 
 
 def bytes_doubts(summary: ArmSummary) -> list[str]:
@@ -184,6 +244,16 @@ def served_by(request: RequestSample, run: Run) -> str | None:
     if request.cached_tokens < _LEAST_MATCHED * (request.prompt_tokens or request.planned_tokens):
         return "miss"
     return run.tier_of(request)
+
+
+def fair(run: Run) -> bool:
+    """Whether requests of the run may be held against those of another: no foreign cache, no growing queue, no loss."""
+    failed = len(run.requests) - len(run.finished)
+    return (
+        run.cache.state != "contaminated"
+        and failed <= MOST_FAILED_RATIO * len(run.requests)
+        and not any(warning.code == "saturated" for warning in run.warnings)
+    )
 
 
 def _length_bin(request: RequestSample) -> int:
@@ -234,12 +304,14 @@ def _against(
     computed = {
         (run.round, request.index): request.ttft_s
         for run in runs
-        if run.arm == other and run.complete
+        if run.arm == other and run.complete and fair(run)
         for request in run.finished
         if served_by(request, run) == "miss" and request.ttft_s
     }
     by_round: dict[int, list[tuple[float, float]]] = {}
     for run, request in found:
+        if not fair(run):
+            continue
         theirs = computed.get((run.round, request.index))
         if theirs is not None and theirs > 0 and request.ttft_s is not None and request.ttft_s > 0:
             by_round.setdefault(run.round, []).append((theirs, request.ttft_s))

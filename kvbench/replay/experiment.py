@@ -11,10 +11,11 @@ from itertools import pairwise
 from kvbench.core.errors import KvbenchError
 from kvbench.core.paired import CONFIDENCE
 from kvbench.core.provenance import Origin, Warning_
-from kvbench.engines.base import Arm, Endpoint, EngineAdapter
+from kvbench.engines.base import Arm, Endpoint, EngineAdapter, Setting
 from kvbench.replay.answers import answers
 from kvbench.replay.cold import ask, make_cold, make_salted, make_warm
 from kvbench.replay.comparisons import bytes_doubts, compare, hit_rows
+from kvbench.replay.requests import TEXT_FORM
 from kvbench.replay.run import run_once
 from kvbench.replay.settings import ReplaySettings
 from kvbench.replay.summary import arm_summary
@@ -42,7 +43,7 @@ def replay(
     settings: ReplaySettings,
     *,
     progress: Progress = lambda _step, _ratio: None,
-    keep: Callable[[ReplayResult], None] = lambda _result: None,
+    keep: Callable[[ReplayResult], None] | None = None,
 ) -> ReplayResult:
     """Runs the experiment. Whatever stops it, finished requests are in the result and started servers are stopped.
 
@@ -60,11 +61,13 @@ def replay(
             for position, (round_, arm) in enumerate(schedule):
                 endpoint = stage.endpoint(arm)
                 if plan is None:
-                    plan = make_plan(endpoint.vocab_size or FALLBACK_VOCABULARY)
+                    plan = stage.plan(make_plan, endpoint)
+                    endpoint = stage.endpoint(arm)
                 stage.warm_up(arm, endpoint, plan)
                 run = stage.run(arm, endpoint, plan, round_=round_, position=position, runs=len(schedule))
                 runs.append(run)
-                keep(_result(plan, arms, stage, settings, runs, None, started))
+                if keep is not None:
+                    keep(_result(plan, arms, stage, settings, runs, None, started))
                 if run.stopped is not None:
                     stopped = run.stopped
                     break
@@ -86,6 +89,8 @@ class _Stage:
         self._arms, self._adapters, self._settings, self._progress = arms, adapters, settings, progress
         self._endpoints: dict[str, Endpoint] = {}
         self._warmed: set[str] = set()
+        self._served: set[str] = set()
+        self._as_text = False
         self.records: dict[str, ArmRecord] = {}
 
     @contextmanager
@@ -97,29 +102,75 @@ class _Stage:
             for adapter in {id(one): one for one in self._adapters.values()}.values():
                 adapter.stop()
 
+    def plan(self, make_plan: Callable[[int], RequestPlan], endpoint: Endpoint) -> RequestPlan:
+        """The plan for every arm alike; where one server takes no token ids, all get the same words instead."""
+        up = [self.endpoint(arm) for arm in self._arms if arm.url is not None and self._settings.servers == "keep"]
+        if all(one.takes_ids for one in (endpoint, *up)):
+            return make_plan(endpoint.vocab_size or FALLBACK_VOCABULARY)
+        self._as_text = True
+        self._endpoints = {name: replace(one, takes_ids=False) for name, one in self._endpoints.items()}
+        return make_plan(TEXT_FORM.vocab_size)
+
     def endpoint(self, arm: Arm) -> Endpoint:
         """The running server of the arm, started or switched to where needed."""
         adapter = self._adapters[arm.name]
         known = self._endpoints.get(arm.name)
         if known is not None:
             return known
-        if self._settings.servers == "one-at-a-time":
-            for name in list(self._endpoints):
-                other = self._endpoints.pop(name)
-                switched = adapter.switch(other, arm) if self._adapters[name] is adapter else None
-                if switched is not None:
-                    return self._known(arm, switched, None)
-                self._adapters[name].stop(other)
-                self._warmed.discard(name)
+        if self._settings.servers != "keep":
+            switched = self._switched(arm)
+            if switched is not None:
+                return switched
+        if self._settings.servers == "switch":
+            widest = self._widest(adapter, arm)
+            if widest is not arm:
+                endpoint, start_s = self._started(adapter, widest)
+                found = adapter.switch(endpoint, arm)
+                if found is not None:
+                    return self._known(arm, found, start_s)
+                adapter.stop(endpoint)
+        return self._known(arm, *self._started(adapter, arm))
+
+    def _started(self, adapter: EngineAdapter, arm: Arm) -> tuple[Endpoint, float | None]:
         self._progress(f"starting {arm.name}", None)
         begun = time.monotonic()
         endpoint = adapter.start(arm)
-        return self._known(arm, endpoint, time.monotonic() - begun if endpoint.pid is not None else None)
+        return endpoint, time.monotonic() - begun if endpoint.pid is not None else None
+
+    def _switched(self, arm: Arm) -> Endpoint | None:
+        """The server of another arm, changed to this one; servers that cannot be are stopped, so that one is up."""
+        adapter = self._adapters[arm.name]
+        for name in list(self._endpoints):
+            other = self._endpoints.pop(name)
+            found = adapter.switch(other, arm) if self._adapters[name] is adapter else None
+            if found is not None:
+                if name in self._warmed:
+                    self._warmed.add(arm.name)  # the same process
+                return self._known(arm, found, None)
+            self._adapters[name].stop(other)
+            self._warmed.clear()
+        return None
+
+    def _widest(self, adapter: EngineAdapter, arm: Arm) -> Arm:
+        """The arm of the same engine and L1 with the most tiers: its server can be each of them in turn."""
+        alike = [
+            one
+            for one in self._arms
+            if self._adapters[one.name] is adapter
+            and one.url is None
+            and one.tier("hbm") == arm.tier("hbm")
+            and all(tier in one.tiers for tier in arm.tiers)
+        ]
+        return max(alike, key=lambda one: len(one.tiers), default=arm)
 
     def _known(self, arm: Arm, endpoint: Endpoint, start_s: float | None) -> Endpoint:
         adapter = self._adapters[arm.name]
+        if self._as_text:
+            endpoint = replace(endpoint, takes_ids=False)
         self._endpoints[arm.name] = endpoint
         if arm.name not in self.records:
+            settings = dict(adapter.settings(endpoint))
+            commands = adapter.command(self._widest(adapter, arm) if self._settings.servers == "switch" else arm)
             self.records[arm.name] = ArmRecord(
                 name=arm.name,
                 tiers=tuple(tier.name for tier in arm.tiers),
@@ -130,10 +181,10 @@ class _Stage:
                 version=endpoint.version,
                 page_tokens=endpoint.page_tokens,
                 kv_bytes_per_token=endpoint.kv_bytes_per_token,
-                commands=adapter.command(arm),
-                settings=dict(adapter.settings(endpoint)),
+                commands=commands,
+                settings=settings,
                 start_s=start_s,
-                label=getattr(adapter, "label", None),
+                label=_label(settings, switched=self._settings.servers == "switch" and bool(commands)),
             )
         return endpoint
 
@@ -155,6 +206,7 @@ class _Stage:
         self._progress(f"{head}: emptying and checking its cache", position / runs)
         salt = f"kvbench-{self._settings.seed}-{time.time_ns()}-{position}" if self._settings.cache == "salt" else None
         cache = self._prepare(arm, endpoint, plan, salt)
+        self._served.add(endpoint.url)
         return run_once(
             self._adapters[arm.name],
             endpoint,
@@ -175,7 +227,18 @@ class _Stage:
             return make_warm(endpoint, plan)
         if self._settings.cache == "as-is":
             return CacheCheck(state="as is", reason="nothing was emptied or checked (--cache as-is)")
-        return make_cold(self._adapters[arm.name], endpoint, plan)
+        return make_cold(self._adapters[arm.name], endpoint, plan, served_before=endpoint.url in self._served)
+
+
+_REPLACED = {"kernel_package": "SGLang with a {}", "page_mover": "page mover: {}"}
+
+
+def _label(settings: Mapping[str, Setting], *, switched: bool) -> str | None:
+    """What has to be said wherever the arm's numbers are shown: replaced parts of the engine, tiers switched live."""
+    said = [text.format(settings[name]) for name, text in _REPLACED.items() if settings.get(name)]
+    if switched:
+        said.append("tiers of one running server switched live where it can")
+    return "; ".join(said) or None
 
 
 def _result(
@@ -273,7 +336,9 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
     ):
         runs = [run for run in result.runs if run.cache.state == state]
         if runs:
-            message = f"{len(runs)} of {len(result.runs)} runs are {state}, first {runs[0].arm}: {runs[0].cache.reason}"
+            are = "is" if len(runs) == 1 else "are"
+            of = f"{len(runs)} of {len(result.runs)} runs {are} {state}"
+            message = f"{of}, first {runs[0].arm}: {runs[0].cache.reason}"
             found.append(Warning_(code=state, message=message, remedy=remedy))
     for summary in result.summaries:
         if summary.failed:
@@ -299,7 +364,8 @@ def _doubts(result: ReplayResult) -> list[Warning_]:
         found.append(
             Warning_(
                 code="few-pairs",
-                message=f"{result.rounds} pairs of runs give wide intervals",
+                message=f"{result.rounds} {'pair' if result.rounds == 1 else 'pairs'} of runs "
+                f"{'decides nothing' if result.rounds == 1 else 'give wide intervals'}",
                 remedy="use at least --pairs 5 for a verdict",
             )
         )

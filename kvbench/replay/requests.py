@@ -3,18 +3,28 @@
 from collections.abc import Mapping
 from itertools import pairwise
 
+from kvbench.core.errors import UsageError
 from kvbench.core.units import seconds_from_ns
 from kvbench.engines.base import Endpoint
 from kvbench.engines.http_calls import split_url
 from kvbench.replay.load.plan import Finished, Limits, LoadRequest, WorkerPlan
 from kvbench.results.replay import RequestSample
 from kvbench.workloads.base import PlannedRequest, RequestPlan
+from kvbench.workloads.text import plain_text_form
+
+TEXT_FORM = plain_text_form()
+"""How prompts are written for servers that take no token ids: the tokenizer of such a server is not at hand."""
 
 _MOST_TOKENS_MADE_HERE = 8_000_000  # beyond, workers make the tokens from the recipes just before they send them
 
 
 def worker_plan(plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: str | None = None) -> WorkerPlan:
     """The plan as one worker's; `split` in the generator divides it."""
+    if not endpoint.takes_ids and plan.vocab_size > TEXT_FORM.vocab_size:
+        raise UsageError(
+            f"{endpoint.url} takes no token ids, and there are {TEXT_FORM.vocab_size} words to write prompts with; "
+            f"plan with --vocab-size {TEXT_FORM.vocab_size}"
+        )
     host, port, base, secure = split_url(endpoint.url)
     here = sum(request.prompt_tokens for request in plan.requests) <= _MOST_TOKENS_MADE_HERE
     return WorkerPlan(
@@ -26,7 +36,7 @@ def worker_plan(plan: RequestPlan, endpoint: Endpoint, *, limits: Limits, salt: 
         requests=tuple(_load_request(request, here) for request in plan.requests),
         slots=plan.concurrency if plan.loop == "closed" else None,
         limits=limits,
-        as_words=not endpoint.takes_ids,
+        words=None if endpoint.takes_ids else TEXT_FORM.words,
         tier_details=endpoint.dialect == "sglang",
         answers_needed=frozenset(answer for request in plan.requests for _, answer in request.recipe.answers),
     )

@@ -11,6 +11,7 @@ from kvbench.core.percentiles import percentile
 from kvbench.core.provenance import Warning_
 from kvbench.core.units import format_duration, seconds_from_ns
 from kvbench.engines.base import Endpoint, EngineAdapter
+from kvbench.replay.cold import check_after
 from kvbench.replay.load.generator import Live, LoadResult, run_load
 from kvbench.replay.load.plan import Finished
 from kvbench.replay.requests import sample, worker_plan
@@ -45,8 +46,9 @@ class _Tally:
         for one in fresh:
             self.finished += 1
             self.failed += one.status != "ok"
-            self.prompt_tokens += one.prompt_tokens or 0
-            self.cached_tokens += one.cached_tokens or 0
+            if one.cached_tokens is not None:  # null is not 0
+                self.prompt_tokens += one.prompt_tokens or 0
+                self.cached_tokens += one.cached_tokens
             self.refused_in_a_row = self.refused_in_a_row + 1 if one.status == "refused" else 0
             if one.first_choice_ns:
                 self.ttfts_s.append(seconds_from_ns(one.first_choice_ns - one.due_ns))
@@ -106,16 +108,18 @@ def run_once(
         load = replace(load, stopped="interrupted")
     planned = {request.index: request for request in plan.requests}
     samples = tuple(sample(one, planned, load.anchor_ns) for one in load.finished)
+    duration_s = max((one.end_s for one in samples), default=load.run_s)
+    counters = after.since(before) if after is not None and before.prompt_tokens else None
     return Run(
         arm=arm,
         round=round_,
         position=position,
-        cache=cache,
+        cache=check_after(cache, plan, samples, exact=endpoint.takes_ids),
         requests=samples,
         not_sent=load.not_sent,
-        duration_s=max((one.end_s for one in samples), default=load.run_s),
-        counters=after.since(before) if after is not None and before.prompt_tokens else None,
-        traffic=traffic.points(load.anchor_ns),
+        duration_s=duration_s,
+        counters=counters,
+        traffic=traffic.points(load.anchor_ns, duration_s, counters),
         client=_health(load, samples),
         stopped=load.stopped or death,
         warnings=_warnings(load, samples, plan, endpoint.takes_ids),
@@ -160,17 +164,22 @@ class _Traffic:
             if counters.prompt_tokens:
                 self._read.append((time.monotonic_ns(), counters.since(self._before)))
 
-    def points(self, anchor_ns: int) -> tuple[TrafficPoint, ...]:
+    def points(self, anchor_ns: int, end_s: float, final: TierCounters | None) -> tuple[TrafficPoint, ...]:
+        """The readings during the run, and the one after it as what there was at its end."""
+        read = [(seconds_from_ns(clock_ns - anchor_ns), counters) for clock_ns, counters in self._read]
+        read = [(at_s, counters) for at_s, counters in read if at_s < end_s]
+        if final is not None and self._every_s > 0:
+            read.append((end_s, final))
         return tuple(
             TrafficPoint(
-                at_s=seconds_from_ns(clock_ns - anchor_ns),
+                at_s=at_s,
                 running=counters.gauges.get("running"),
                 waiting=counters.gauges.get("waiting"),
                 prompt_tokens=counters.prompt_tokens,
                 load_bytes=counters.load_bytes,
                 store_bytes=counters.store_bytes,
             )
-            for clock_ns, counters in self._read
+            for at_s, counters in read
         )
 
 
@@ -257,13 +266,17 @@ def _warnings(
             )
         )
     if not takes_ids:
+        told = [(one.prompt_tokens, one.planned_tokens) for one in samples if one.ok and one.prompt_tokens is not None]
+        counted, planned = sum(count for count, _ in told), sum(count for _, count in told)
+        ratio = f"; the server counted {counted / planned:.2f} tokens a word" if planned else ""
         found.append(
             Warning_(
                 code="words",
-                message="the server takes no token ids, so each id was sent as one word of text",
-                remedy="prefixes are shared as planned, but prompts have as many tokens as its tokenizer makes of them",
+                message=f"a server takes no token ids, so prompts were sent as common English words, one an id{ratio}",
+                remedy="prefixes are shared as planned; prompts have as many tokens as its tokenizer makes of them",
             )
         )
+    found += _usage_warnings(samples)
     exact = plan.history == "synthetic" and takes_ids
     mismatched = [
         one
@@ -281,6 +294,52 @@ def _warnings(
             )
         )
     return tuple(found)
+
+
+def _usage_warnings(samples: tuple[RequestSample, ...]) -> list[Warning_]:
+    """What answers leave out, or say in another way than one token a chunk."""
+    finished = [one for one in samples if one.ok]
+    found = []
+    silent = [one for one in finished if one.output_tokens is None or one.prompt_tokens is None]
+    if silent:
+        found.append(
+            Warning_(
+                code="no-usage",
+                message=f"{len(silent)} of {len(finished)} answers have no usage, so their tokens are not known",
+                remedy="they count as requests; token rates and TPOT leave them out, and rates are not compared",
+            )
+        )
+    mute = [one for one in finished if one.cached_tokens is None and one.prompt_tokens is not None]
+    if mute:
+        found.append(
+            Warning_(
+                code="cached-tokens-null",
+                message=f"{len(mute)} of {len(finished)} answers do not tell their cached tokens (null, not 0)",
+                remedy="tiers of single requests are not known; vLLM needs --enable-prompt-tokens-details, SGLang "
+                "--enable-cache-report",
+            )
+        )
+    packed = [one for one in finished if one.itls_s and (one.output_tokens or 0) > len(one.itls_s) + 1]
+    if packed:
+        found.append(
+            Warning_(
+                code="tokens-per-chunk",
+                message=f"{len(packed)} of {len(finished)} answers carried several tokens in a chunk",
+                remedy="ITL is per chunk and so longer than per token; TPOT comes from usage and is not",
+            )
+        )
+    short = [one for one in finished if one.output_tokens is not None and one.output_tokens < one.max_tokens]
+    if short:
+        one = short[0]
+        found.append(
+            Warning_(
+                code="short-answers",
+                message=f"{len(short)} of {len(finished)} answers were shorter than asked for (request {one.index}: "
+                f"{one.output_tokens} of {one.max_tokens} tokens)",
+                remedy="the server ignores ignore_eos or cuts answers; arms may have done different work",
+            )
+        )
+    return found
 
 
 def saturated(samples: tuple[RequestSample, ...]) -> bool:

@@ -10,13 +10,14 @@ from kvbench.replay.load.plan import Limits
 from kvbench.results.replay import Slo
 
 CacheMode = Literal["cold", "salt", "warm", "as-is"]
-ServerMode = Literal["keep", "one-at-a-time"]
+ServerMode = Literal["keep", "one-at-a-time", "switch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
     """`cache`: cold resets and verifies before each run; salt gives each run a `cache_salt` of its own; warm sends
-    every prompt once, unmeasured; as-is does nothing. `servers`: keep all arms up, or only the one that runs.
+    every prompt once, unmeasured; as-is does nothing. `servers`: keep all arms up, or only the one that runs; switch
+    starts the arm with the most tiers and turns those of the others off while it runs, where the engine can.
     """
 
     pairs: int = 5

@@ -13,7 +13,11 @@ CountOf = Callable[[RequestSample], int]
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 _LOWER = ("dram", "file", "remote", "peer", "external")
 _PRODUCTS = {"lmcache": ("external",), "mooncake": ("external",)}
-"""Tiers of an arm whose tokens an engine's counters show under another name."""
+
+
+def shown_as(tier: str) -> tuple[str, ...]:
+    """Names under which an engine's counters show a tier of an arm."""
+    return _PRODUCTS.get(tier, (tier,))
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
@@ -84,6 +88,13 @@ def rate(run: Run, count: CountOf) -> float:
     return sum(count(request) for request in run.finished) / run.duration_s if run.duration_s > 0 else 0.0
 
 
+def output_rate(run: Run) -> float | None:
+    """Output tokens per second; None where an answer has no usage, since no token is not what it means."""
+    if any(request.output_tokens is None for request in run.finished):
+        return None
+    return rate(run, lambda request: request.output_tokens or 0)
+
+
 def tokens_by_source(runs: Sequence[Run]) -> dict[str, float]:
     """Prompt tokens by where they came from: the server's counters, or where it has none, its usage."""
     sums: Counter[str] = Counter()
@@ -130,7 +141,10 @@ def tier_use(record: ArmRecord, runs: Sequence[Run]) -> tuple[TierUse, ...]:
         load.update(dict(counters.load_bytes))
         store.update(dict(counters.store_bytes))
     told = bool(counted) or bool(tokens)
-    names = [name for tier in record.tiers for name in _PRODUCTS.get(tier, (tier,))]
+    hidden: Counter[str] = Counter()
+    for run in runs:
+        hidden.update(dict(run.hidden_tokens))
+    names = [name for tier in record.tiers for name in shown_as(tier)]
     names += [name for name in ("hbm", *_LOWER) if name not in names and (tokens.get(name) or load.get(name))]
     return tuple(
         TierUse(
@@ -139,6 +153,7 @@ def tier_use(record: ArmRecord, runs: Sequence[Run]) -> tuple[TierUse, ...]:
             load_bytes=load.get(name),
             store_bytes=store.get(name),
             expected_bytes=_expected_bytes(name, tokens, load.get(name), record.kv_bytes_per_token),
+            found=dict(hidden) if name == "external" else {},
             exercised=(tokens.get(name, 0.0) > 0 or load.get(name, 0) > 0) if told else None,
         )
         for name in names

@@ -64,11 +64,9 @@ def _verdict(result: ReplayResult) -> str:
         "worse": f"{arm} is worse than {base}: {median}, {change}.",
         "no difference": f"No difference between {arm} and {base}: {median}, {change}, within {margin}.",
         "inconclusive": f"Inconclusive: {arm} against {base}, {median}, {change}.",
-        "contaminated": f"No verdict, contaminated: {head.doubts[0] if head.doubts else 'a cache was not empty'}.",
-        "tier not exercised": f"No verdict, tier not exercised: {head.doubts[0] if head.doubts else ''}.",
-        "saturated": f"No verdict, saturated: {head.doubts[0] if head.doubts else ''}.",
     }
-    return sentences[head.verdict]
+    reason = f": {head.doubts[0]}" if head.doubts else ""
+    return sentences.get(head.verdict, f"No verdict, {head.verdict}{reason}.")
 
 
 def _one_arm(result: ReplayResult) -> str:
@@ -103,7 +101,7 @@ def _factors(*ratios: float) -> list[str]:
     """Ratios in one style: as changes in percent, or as factors where one of them is far from 1."""
     if all(0.5 <= ratio < 2 for ratio in ratios):
         return [f"{ratio - 1:+.1%}" for ratio in ratios]
-    return [f"×{ratio:.2f}" if 0.01 <= ratio < 1000 else f"×{ratio:.1e}" for ratio in ratios]
+    return [f"×{ratio:.2f}" if 0.01 <= ratio < 100 else "×<0.01" if ratio < 1 else "×>100" for ratio in ratios]
 
 
 def _details(result: ReplayResult) -> tuple[str, ...]:
@@ -113,19 +111,25 @@ def _details(result: ReplayResult) -> tuple[str, ...]:
         else f"open loop, latency from the intended send time; {result.arrival}"
     )
     lines = [
-        f"{result.num_requests} requests per run, {result.planned_prompt_tokens:,} prompt tokens; {loop}.",
+        f"{_counted(result.num_requests, 'request')} per run, {result.planned_prompt_tokens:,} prompt tokens; {loop}.",
     ]
     if len(result.arms) > 1:
         lines.append(
-            f"{len(result.runs)} runs in {result.rounds} rounds, every second one backwards; ratios are paired by "
-            f"round, with {result.confidence:.0%} intervals."
+            f"{_counted(len(result.runs), 'run')} in {_counted(result.rounds, 'round')}"
+            f"{', every second one backwards' if result.rounds > 1 else ''}; ratios are paired by round, with "
+            f"{result.confidence:.0%} intervals."
         )
     lines += [f"{arm.name}: {arm.label}." for arm in result.arms if arm.label]
     if result.stopped:
         lines.append(f"Stopped early: {result.stopped}. What was finished is kept.")
     if result.headline is not None:
-        lines += [f"Doubt: {doubt}." for doubt in result.headline.doubts[:4]]
+        said = 0 if result.headline.verdict == result.headline.measured else 1  # the verdict's own reason
+        lines += [f"Doubt: {doubt}." for doubt in result.headline.doubts[said : said + 4]]
     return tuple(lines)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _tables(result: ReplayResult) -> tuple[TextTable, ...]:
@@ -135,6 +139,7 @@ def _tables(result: ReplayResult) -> tuple[TextTable, ...]:
         _hit_table(result),
         _evidence_table(result),
         _latency_table(result),
+        _interval_table(result),
         _failure_table(result),
         _client_table(result),
         _run_table(result),
@@ -145,8 +150,11 @@ def _tables(result: ReplayResult) -> tuple[TextTable, ...]:
 def _arm_table(result: ReplayResult) -> TextTable:
     sources = list(dict.fromkeys(source for one in result.summaries for source in one.tokens_by_source))
     rows = []
+    names = {_tail(one.ttft_s)[1] for one in result.summaries if one.ttft_s is not None}
     for one in result.summaries:
-        tail, _ = _tail(one.ttft_s)
+        tail, name = _tail(one.ttft_s)
+        if len(names) > 1 and tail != "-":
+            tail = f"{name} {tail}"
         rows.append(
             (
                 one.arm,
@@ -160,11 +168,11 @@ def _arm_table(result: ReplayResult) -> TextTable:
                 f"{one.ok}/{one.requests + one.not_sent}",
             )
         )
-    _, name = _tail(result.summaries[0].ttft_s if result.summaries else None)
+    tail_name = "tail" if len(names) > 1 else next(iter(names), "max")
     return TextTable(
         title="Arms",
         columns=(
-            "arm", "TTFT p50", f"TTFT {name}", "req/s", "out tok/s", "cached", *sources, "start", "ok",
+            "arm", "TTFT p50", f"TTFT {tail_name}", "req/s", "out tok/s", "cached", *sources, "start", "ok",
         ),
         left=frozenset({"start"}),
         rows=tuple(rows),
@@ -287,7 +295,7 @@ def _evidence_table(result: ReplayResult) -> TextTable:
             summary.arm,
             use.tier,
             {True: "yes", False: "no", None: "not told"}[use.exercised],
-            "not told" if use.tokens is None else f"{use.tokens:,.0f}",
+            _served(use),
             "-" if use.load_bytes is None else format_bytes(use.load_bytes),
             _weight(use),
             "-" if use.store_bytes is None else format_bytes(use.store_bytes),
@@ -302,6 +310,14 @@ def _evidence_table(result: ReplayResult) -> TextTable:
         rows=tuple(rows),
         note="Differences of the server's own counters around each run, added up over the arm's runs.",
     )
+
+
+def _served(use: TierUse) -> str:
+    if use.tokens is None:
+        return "not told"
+    total = sum(use.found.values())
+    parts = ", ".join(f"{count / total:.0%} {name}" for name, count in use.found.items())
+    return f"{use.tokens:,.0f}" + (f" ({parts})" if total else "")
 
 
 def _weight(use: TierUse) -> str:
@@ -322,7 +338,7 @@ def _latency_table(result: ReplayResult) -> TextTable:
                 rows.append((one.arm, name, str(spread.count), *_cells(spread)))
     return TextTable(
         title="Latencies of all runs together",
-        columns=("arm", "quantity", "n", "mean", "p50 (95 %)", "p90", "p95", "p99 (95 %)", "max"),
+        columns=("arm", "quantity", "n", "mean", "p50", "p90", "p95", "p99", "max"),
         left=frozenset({"quantity"}),
         rows=tuple(rows),
         note=f"A percentile needs enough values: {least_samples(0.9)} for p90, {least_samples(0.95)} for p95, "
@@ -331,16 +347,38 @@ def _latency_table(result: ReplayResult) -> TextTable:
 
 
 def _cells(spread: Distribution) -> tuple[str, ...]:
-    cells = [_signed(spread.mean)]
-    for quantile in (0.5, 0.9, 0.95, 0.99):
-        found = spread.at(quantile)
-        if found is None:
-            cells.append("-")
-        elif quantile in (0.5, 0.99) and found.low is not None and found.high is not None:
-            cells.append(f"{_signed(found.value)} ({_signed(found.low)} to {_signed(found.high)})")
-        else:
-            cells.append(_signed(found.value))
-    return (*cells, _signed(spread.maximum))
+    found = [spread.at(quantile) for quantile in (0.5, 0.9, 0.95, 0.99)]
+    return (
+        _signed(spread.mean),
+        *("-" if one is None else _signed(one.value) for one in found),
+        _signed(spread.maximum),
+    )
+
+
+def _interval_table(result: ReplayResult) -> TextTable:
+    rows = []
+    for one in result.summaries:
+        for name, spread in (
+            ("TTFT", one.ttft_s),
+            ("ITL (per chunk)", one.itl_s),
+            ("TPOT", one.tpot_s),
+            ("E2E", one.e2e_s),
+        ):
+            if spread is not None:
+                rows.append((one.arm, name, *(_interval(spread, quantile) for quantile in (0.5, 0.9, 0.99))))
+    return TextTable(
+        title="95 % intervals of these percentiles",
+        columns=("arm", "quantity", "p50", "p90", "p99"),
+        left=frozenset({"quantity"}),
+        rows=tuple(rows),
+    )
+
+
+def _interval(spread: Distribution, quantile: float) -> str:
+    found = spread.at(quantile)
+    if found is None or found.low is None or found.high is None:
+        return "-"
+    return f"{_signed(found.low)} to {_signed(found.high)}"
 
 
 def _signed(seconds: float) -> str:

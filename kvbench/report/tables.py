@@ -1,7 +1,7 @@
 """The one table style. A table is text that is already formatted; the terminal and the page draw the same one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich import box
@@ -16,6 +16,8 @@ Tone = Literal["good", "bad", "unsure", "neutral"]
 TONE_STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "neutral": "bold"}
 
 _LONG_CELL = 24
+_NARROWEST = 12  # to which a column of texts may shrink
+_GAP = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,11 @@ class TextTable:
         return column == 0 or self.columns[column] in self.left
 
 
-def rich_table(table: TextTable) -> Table:
-    """The table for a terminal; cells are literal text, so a `[` in a path stays a `[`."""
+def rich_table(table: TextTable, *, fold_names: bool = False) -> Table:
+    """The table for a terminal; cells are literal text, so a `[` in a path stays a `[`.
+
+    With `fold_names` every text may take several lines, so that no number is cut.
+    """
     drawn = Table(
         title=Text(table.title, style="bold") if table.title else None,
         title_justify="left",
@@ -51,7 +56,7 @@ def rich_table(table: TextTable) -> Table:
     )
     for index, column in enumerate(table.columns):
         # Only long texts give way on a narrow terminal; a number or a name in two halves cannot be read.
-        long = table.is_left(index) and any(len(row[index]) > _LONG_CELL for row in table.rows)
+        long = table.is_left(index) and (fold_names or any(len(row[index]) > _LONG_CELL for row in table.rows))
         drawn.add_column(
             Text(column, style="bold"),
             justify="left" if table.is_left(index) else "right",
@@ -66,9 +71,46 @@ def rich_table(table: TextTable) -> Table:
 def print_tables(tables: Sequence[TextTable], console: Console) -> None:
     """Prints each table that has rows."""
     for table in tables:
-        if table.rows:
-            console.print(rich_table(table))
+        for part in fitting(table, console.width) if table.rows else ():
+            console.print(rich_table(part, fold_names=sum(_widths(part)) > console.width))
             console.print()
+
+
+def fitting(table: TextTable, width: int) -> tuple[TextTable, ...]:
+    """The table, or parts of it side by side that fit: a number that is cut at the edge is another number.
+
+    Each part begins with the leading columns of texts, which name its rows.
+    """
+    names = next((index for index in range(len(table.columns)) if not table.is_left(index)), len(table.columns))
+    least = [
+        min(wide, _NARROWEST + _GAP) if table.is_left(index) else wide for index, wide in enumerate(_widths(table))
+    ]
+    if sum(least) <= width or names == len(table.columns):
+        return (table,)
+    groups: list[list[int]] = [[]]
+    room = width - sum(least[:names])
+    for index in range(names, len(table.columns)):
+        if groups[-1] and sum(least[one] for one in groups[-1]) + least[index] > room:
+            groups.append([])
+        groups[-1].append(index)
+    return tuple(
+        replace(
+            table,
+            title=table.title if not number else f"{table.title} (continued)",
+            columns=tuple(table.columns[index] for index in (*range(names), *group)),
+            rows=tuple(tuple(row[index] for index in (*range(names), *group)) for row in table.rows),
+            note=table.note if number == len(groups) - 1 else "",
+        )
+        for number, group in enumerate(groups)
+    )
+
+
+def _widths(table: TextTable) -> list[int]:
+    """The room of each column, with the gap behind it."""
+    return [
+        max(map(len, (column, *(row[index] for row in table.rows)))) + _GAP
+        for index, column in enumerate(table.columns)
+    ]
 
 
 def print_verdict(verdict: str, console: Console, *, tone: Tone = "neutral", details: Sequence[str] = ()) -> None:

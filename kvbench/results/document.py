@@ -91,16 +91,32 @@ def _explained(name: str, provenance: Mapping[str, Origin]) -> bool:
 
 
 def _numeric_fields(value: object, name: str) -> Iterator[str]:
+    """Names, some of them more than once; numbers of a tuple or record, which are many, without a call."""
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
         yield name
     elif isinstance(value, tuple | list):
+        told = False
         for item in value:
-            yield from _numeric_fields(item, name)
+            if type(item) in _PLAIN:
+                if not told and type(item) in _NUMBERS:
+                    told = True
+                    yield name
+            else:
+                yield from _numeric_fields(item, name)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _numeric_fields(item, f"{name}.{key}")
     elif is_dataclass(value) and not isinstance(getattr(value, "origin", None), Origin):
+        prefix = f"{name}." if name else ""
         for field in fields(value):
-            yield from _numeric_fields(getattr(value, field.name), f"{name}.{field.name}" if name else field.name)
+            item = getattr(value, field.name)
+            if type(item) not in _PLAIN:
+                yield from _numeric_fields(item, prefix + field.name)
+            elif type(item) in _NUMBERS:
+                yield prefix + field.name
+
+
+_NUMBERS = frozenset({int, float})
+_PLAIN = _NUMBERS | {str, bool, type(None)}

@@ -15,8 +15,9 @@ Status = Literal[
 ]
 CacheState = Literal["verified cold", "cold by salt", "contaminated", "unverified", "warm", "as is"]
 Verdict = Literal[
-    "better", "worse", "no difference", "inconclusive", "contaminated", "tier not exercised", "saturated", "one arm"
-]
+    "better", "worse", "no difference", "inconclusive", "contaminated", "tier not exercised", "saturated",
+    "failed requests", "one arm",
+]  # fmt: skip
 Setting = str | int | float | bool | None
 
 
@@ -175,10 +176,21 @@ class Run:
 
     @cached_property
     def only_tier(self) -> str | None:
-        """The one tier that all cached tokens of the run came from; None for none or several."""
+        """The one tier that all cached tokens of the run came from; None for none or several.
+
+        A tier that the engine hides (`external`) has the name that its own server gives it, such as `lmcache dram`.
+        """
         tokens = {} if self.counters is None else self.counters.prompt_tokens
         tiers = [source for source, count in tokens.items() if source != "computed" and count > 0]
+        if tiers == ["external"] and len(self.hidden_tokens) == 1:
+            return next(iter(self.hidden_tokens))
         return tiers[0] if len(tiers) == 1 else None
+
+    @property
+    def hidden_tokens(self) -> Mapping[str, float]:
+        """Tokens that the server of a hidden tier says it found in this run, by that server's own tiers."""
+        found = {} if self.counters is None else self.counters.hit_tokens
+        return {name: count for name, count in found.items() if name.startswith("lmcache ") and count > 0}
 
     @property
     def complete(self) -> bool:
@@ -240,6 +252,8 @@ class TierUse:
     store_bytes: float | None
     expected_bytes: float | None
     exercised: bool | None
+    found: Mapping[str, float] = field(default_factory=dict)
+    """Where the tier's own server says that it found tokens, also those that the engine then had nearer by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

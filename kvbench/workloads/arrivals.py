@@ -37,13 +37,15 @@ class Arrival:
 
     def __str__(self) -> str:
         ramp = f", rising from zero over {self.ramp_s:g} s" if self.ramp_s else ""
+        if self.process != "trace" and self.speedup != 1:
+            ramp += f", pauses {self.speedup:g} times as fast"
         return {
             "constant": f"constant gaps, {self.rate_per_s or 0:g}/s{ramp}",
             "poisson": f"Poisson, {self.rate_per_s or 0:g}/s{ramp}",
             "gamma": f"gamma gaps of shape {self.burstiness:g}, {self.rate_per_s or 0:g}/s{ramp}",
             "at-once": "all at once",
             "trace": "recorded times" + (f", {self.speedup:g} times as fast" if self.speedup != 1 else ""),
-            "closed": f"closed loop, {self.concurrency} at a time",
+            "closed": f"closed loop, {self.concurrency} at a time{ramp}",
         }[self.process]
 
 
@@ -51,7 +53,7 @@ def checked_arrival(arrival: Arrival) -> Arrival:
     """The arrival, if its numbers fit its process; UsageError otherwise."""
     timed = arrival.process in ("constant", "poisson", "gamma")
     if timed and not (arrival.rate_per_s and 0 < arrival.rate_per_s < math.inf):
-        raise UsageError(f"arrival {arrival.process!r} needs a rate, such as 2/s")
+        raise UsageError(f"arrival {arrival.process!r} needs a rate above zero, such as 2/s")
     if arrival.process == "closed" and not (arrival.concurrency and 1 <= arrival.concurrency <= 1 << 20):
         raise UsageError(f"a closed loop needs a concurrency from 1 on (got {arrival.concurrency})")
     if not 0 < arrival.burstiness < math.inf or not 0 < arrival.speedup < math.inf or not 0 <= arrival.ramp_s < 1e9:

@@ -410,8 +410,14 @@ def with_arrival(
         arrival = (
             replace(arrival, rate_per_s=rate_per_s) if timed else Arrival(process="poisson", rate_per_s=rate_per_s)
         )
-    if (speedup is not None or spread_ties is not None) and arrival.process != "trace":
+    recorded = arrival.process == "trace"
+    if (spread_ties is not None and not recorded) or (
+        speedup is not None and not recorded and not isinstance(workload.traffic, TraceFile)
+    ):
         raise UsageError(f"speedup and spread_ties are for recorded times, and the arrival here is {arrival}")
+    if speedup is not None and arrival.rate_per_s is not None and rate_per_s is None:
+        # A trace of conversations without their starts: they begin so much faster too, unless a rate was named.
+        arrival = replace(arrival, rate_per_s=arrival.rate_per_s * speedup)
     if speedup is not None:
         arrival = replace(arrival, speedup=speedup)
     if spread_ties is not None:

@@ -1,18 +1,27 @@
+import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvbench.core.errors import KvbenchError, UsageError
+from kvbench.engines.arms import parse_arms
+from kvbench.engines.base import Endpoint, EngineOptions, Setting
 from kvbench.engines.http_calls import split_url
-from kvbench.engines.url import detect, reset_caches
+from kvbench.engines.url import UrlAdapter, detect, reset_caches, server_settings
+from kvbench.replay.experiment import replay
 from kvbench.replay.load.generator import run_load
 from kvbench.replay.load.plan import Limits
-from kvbench.replay.requests import worker_plan
+from kvbench.replay.requests import TEXT_FORM, worker_plan
+from kvbench.replay.settings import ReplaySettings
+from kvbench.report.replay import terminal
+from kvbench.results.document import new_document
 from kvbench.workloads.plan import plan_requests
 from kvbench.workloads.workload import load_workload
 
@@ -64,13 +73,59 @@ def text_only() -> Iterator[str]:
 def test_a_server_that_takes_no_ids_gets_words_that_share_prefixes_as_planned(text_only: str) -> None:
     endpoint = detect(text_only)
     assert (endpoint.dialect, endpoint.takes_ids, endpoint.model) == ("unknown", False, "m")
-    plan = plan_requests(load_workload("shared-prefix-1024"), vocab_size=500, limit=4, scale=0.05)
+    plan = plan_requests(load_workload("shared-prefix-1024"), vocab_size=TEXT_FORM.vocab_size, limit=4, scale=0.05)
     found = run_load(worker_plan(plan, endpoint, limits=Limits(read_s=10)))
     assert [one.status for one in found.finished] == ["ok"] * 4
-    assert all(re.fullmatch(r"[a-z]+( [a-z]+)*", prompt) for prompt in TextOnly.prompts)
+    assert all(re.fullmatch(r"( [a-z]+)+", prompt) for prompt in TextOnly.prompts)
     assert [one.prompt_tokens for one in found.finished] == [request.prompt_tokens for request in plan.requests]
+    with pytest.raises(UsageError, match="words to write prompts with"):
+        worker_plan(replace(plan, vocab_size=8192), endpoint, limits=Limits())
     shared = min(request.shared_prefix_tokens for request in plan.requests[1:])
     assert len({tuple(prompt.split()[:shared]) for prompt in TextOnly.prompts}) == 1
+
+
+def test_a_whole_replay_of_a_server_that_takes_no_ids_is_unverified_and_says_what_was_sent(text_only: str) -> None:
+    arms = parse_arms([f"a={text_only}"])
+    found = replay(
+        lambda vocab: plan_requests(load_workload("shared-prefix-1024"), vocab_size=vocab, limit=4, scale=0.05),
+        arms,
+        {"a": UrlAdapter(EngineOptions())},
+        ReplaySettings(pairs=1, warm_up_requests=1),
+    )
+    assert [one.status for one in found.runs[0].requests] == ["ok"] * 4
+    assert found.runs[0].cache.state == "unverified"
+    (words,) = [one for one in found.warnings if one.code == "words"]
+    assert "counted 1.00 tokens a word" in words.message
+    assert found.summaries[0].tokens_by_source == {}
+
+
+class Replaced(UrlAdapter):
+    """A server that says that a part of it was replaced, and a lot about its machine."""
+
+    def settings(self, endpoint: Endpoint) -> Mapping[str, Setting]:
+        return {**super().settings(endpoint), "kernel_package": "stubbed kernel package"}
+
+
+def test_a_replaced_part_of_an_engine_is_said_on_the_first_screen(text_only: str) -> None:
+    found = replay(
+        lambda vocab: plan_requests(load_workload("shared-prefix-1024"), vocab_size=vocab, limit=2, scale=0.05),
+        parse_arms([f"a={text_only}"]),
+        {"a": Replaced(EngineOptions())},
+        ReplaySettings(pairs=1, warm_up_requests=0),
+    )
+    assert found.arms[0].label == "SGLang with a stubbed kernel package"
+    console = Console(file=io.StringIO(), width=120)
+    terminal(new_document(found, command_line=(), provenance={}), console)
+    assert isinstance(console.file, io.StringIO)
+    assert "a: SGLang with a stubbed kernel package." in console.file.getvalue().splitlines()[:6]
+
+
+def test_settings_are_of_the_engine_and_not_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"vllm_config": {"block_size": 16}, "system_env": {"cpu_info": "many"}, "vllm_env": {"X": 1}}
+    monkeypatch.setattr("kvbench.engines.url.server_info", lambda *_args, **_named: info)
+    endpoint = Endpoint(url="http://127.0.0.1:9", model="m", dialect="vllm", version="0.32.0")
+    found = server_settings(endpoint, timeout_s=1)
+    assert found == {"vllm_config.block_size": 16, "dialect": "vllm", "version": "0.32.0"}
 
 
 def test_a_server_without_a_known_reset_says_so(text_only: str) -> None:

@@ -13,6 +13,7 @@ are user and system time of the whole client with its children.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import resource
@@ -22,14 +23,17 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvbench.core.percentiles import percentile
 from kvbench.replay.load.generator import LoadResult, run_load
 from kvbench.replay.load.plan import LoadRequest, WorkerPlan
 
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_SERVERS = 1
+NOTHING: Mapping[str, str | None] = {}
 FIELDS = {"model": "null", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
 
 
@@ -78,23 +82,68 @@ def lateness(rate: float, seconds: float, workers: int) -> None:
 
 
 def peak(options: argparse.Namespace) -> None:
+    """Requests per client CPU second: of the whole tool, and of each further request (its start-up left out)."""
     with null_server() as url:
         for workers in (1, 2):
             found = load(url, options.requests, rate=None, slots=32, tokens=options.tokens, workers=workers)
             ok = sum(one.status == "ok" for one in found.finished)
             print(
-                f"kvbench, {workers} worker: {ok / found.run_s:.0f} requests/s, {ok / found.run_cpu_s:.0f} per CPU-s "
-                f"of the run, {ok / found.cpu_s:.0f} per CPU-s with start-up"
+                f"load generator alone, {workers} worker{'s' * (workers > 1)}: {ok / found.run_s:.0f} requests/s, "
+                f"{ok / found.run_cpu_s:.0f} per CPU-s of the run"
             )
-        for name, command in peer_commands(options, url):
-            cpu_s, wall_s, code = timed(command)
-            rate = options.requests / cpu_s if cpu_s else 0.0
-            done = f"{options.requests} requests, exit {code}, {wall_s:.1f} s, {cpu_s:.1f} CPU-s"
-            print(f"{name}: {done}, {rate:.0f} per CPU-s")
+        whole: dict[str, float] = {}
+        further: dict[str, float] = {}
+        few, many = max(50, options.requests // 10), options.requests
+        for name in [name for name, _, _ in commands(options, url, many)]:
+            cpu: list[tuple[int, float]] = []
+            for count in (few, many):
+                _, command, environment = next(one for one in commands(options, url, count) if one[0] == name)
+                before = served(url)
+                cpu_s, wall_s, code = timed(command, environment)
+                done = served(url) - before
+                print(f"{name}: exit {code}, {done} requests served, {wall_s:.1f} s, {cpu_s:.2f} CPU-s")
+                cpu.append((done, cpu_s))
+            (less, little_s), (more, much_s) = cpu
+            if more > less:
+                whole[name] = more / much_s
+                further[name] = (more - less) / max(much_s - little_s, 1e-3)
+    for title, rates in (("start-up included", whole), ("start-up left out", further)):
+        best = max((rate for name, rate in rates.items() if name != "kvbench replay"), default=None)
+        told = ", ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
+        ratio = f"; kvbench / best peer: {rates['kvbench replay'] / best:.1f}" if best else ""
+        print(f"requests per client CPU-s, {title}: {told}{ratio}")
 
 
-def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, list[str]]]:
-    n, tokens, tokenizer = str(options.requests), str(options.tokens), options.tokenizer
+def served(url: str) -> int:
+    """Requests that the server has answered well so far, by its own count."""
+    from kvbench.engines.http_calls import call
+    from kvbench.engines.metrics_text import read_metrics
+
+    page = read_metrics(call(url, "/metrics").text)
+    return round(page.total("kvbench:e2e_request_latency_seconds_count") or 0)
+
+
+def commands(
+    options: argparse.Namespace, url: str, requests: int
+) -> Iterator[tuple[str, list[str], dict[str, str | None]]]:
+    """Name, command line and environment of each tool for the same work: 64 tokens in, 32 requests at a time."""
+    workload = Path(tempfile.mkdtemp()) / "peak.yaml"
+    workload.write_text(
+        "version: 1\nwhy: x\nshape: x\nseed: 1\n"
+        f"requests: {requests}\narrival: {{process: closed, concurrency: 32}}\n"
+        "shared_prefix: {groups: 1, popularity: uniform, prefix_tokens: 32, unique_tokens: 32, "
+        f"output_tokens: {options.tokens}}}\n"
+    )
+    ours = [sys.executable, "-m", "kvbench", "replay", str(workload), "--engine", url, "--pairs", "1"]
+    yield "kvbench replay", [*ours, "--cache", "as-is", "-q", "--scrape-every", "0s"], {}
+    for name, command in peer_commands(options, url, requests):
+        # aiperf refuses a local tokenizer when the hub is offline, so its hub is a port where nobody listens.
+        offline = {"HF_HUB_OFFLINE": None, "HF_ENDPOINT": "http://127.0.0.1:9"}
+        yield name, command, offline if name == "aiperf" else {"HF_HUB_OFFLINE": "1"}
+
+
+def peer_commands(options: argparse.Namespace, url: str, requests: int) -> Iterator[tuple[str, list[str]]]:
+    n, tokens, tokenizer = str(requests), str(options.tokens), options.tokenizer
     if options.vllm:
         yield "vllm bench serve", [
             options.vllm, "bench", "serve", "--backend", "vllm", "--base-url", url, "--endpoint", "/v1/completions",
@@ -105,7 +154,9 @@ def peer_commands(options: argparse.Namespace, url: str) -> Iterator[tuple[str, 
         data = json.dumps({"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": options.tokens})
         yield "guidellm", [
             options.guidellm, "run",
-            "--backend", f"kind=openai_http,target={url},model=null,request_format=/v1/completions",
+            "--backend", json.dumps(
+                {"kind": "openai_http", "target": url, "model": "null", "request_format": "/v1/completions"}
+            ),
             "--profile", "kind=concurrent,streams=32", "--constraint", f"kind=max_requests,count={n}",
             "--tokenizer", f"kind=hf_auto,model={tokenizer}", "--data", data, "--disable-progress",
         ]  # fmt: skip
@@ -150,13 +201,41 @@ def agree(options: argparse.Namespace) -> None:
     print(f"kvbench / vllm bench serve: {ours_ms / theirs_ms:.3f}")
 
 
-def timed(command: Sequence[str]) -> tuple[float, float, int]:
-    """CPU seconds of a child with all its children, wall seconds, exit code."""
+def timed(command: Sequence[str], environment: Mapping[str, str | None] = NOTHING) -> tuple[float, float, int]:
+    """CPU seconds of a child with all its children, wall seconds, exit code; what it said where it failed."""
+    variables = {**os.environ, **{name: value for name, value in environment.items() if value is not None}}
+    for name, value in environment.items():
+        if value is None:
+            variables.pop(name, None)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=600, check=False)
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=600, check=False, env=variables
+        )
+        if done.returncode not in (0, 3):
+            said.seek(0)
+            print(said.read().decode(errors="replace")[-1500:])
+    _reap_orphans()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu_s, time.monotonic() - started, done.returncode
+
+
+def _adopt_orphans() -> None:
+    """Processes that a tool leaves behind become ours, so that their CPU time is counted, too."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _reap_orphans() -> None:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        if len(mine) <= _SERVERS:
+            return
+        time.sleep(0.05)
 
 
 def small() -> None:
@@ -186,6 +265,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
+    _adopt_orphans()
     if options.what == "lateness":
         lateness(options.rate, options.seconds, options.workers)
     elif options.what == "peak":

@@ -37,7 +37,7 @@ class Limits:
 class WorkerPlan:
     """Everything one worker sends. `slots` is its share of a closed loop's concurrency; None in an open loop.
 
-    `fields` go into every request's body. With `as_words` a prompt of token ids is sent as text of one word per id, to
+    `fields` go into every request's body. With `words` a prompt is sent as text, each id as the word of that number, to
     servers that take no ids. `answers_needed` are the requests whose output ids later prompts contain.
     """
 
@@ -49,7 +49,7 @@ class WorkerPlan:
     requests: tuple[LoadRequest, ...]
     slots: int | None = None
     limits: Limits = field(default_factory=Limits)
-    as_words: bool = False
+    words: tuple[str, ...] | None = None
     tier_details: bool = False
     answers_needed: frozenset[int] = frozenset()
 

@@ -6,7 +6,6 @@ import json
 import ssl
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from time import monotonic_ns
 
 from kvbench.core.units import ns_from_seconds, seconds_from_ns
@@ -17,7 +16,6 @@ from kvbench.replay.load.stream import Stream
 _SWEEP_S, _LAG_S = 0.1, 0.05
 _EARLY_NS = 50_000  # sent now rather than after one more turn of the loop, whose own timers tick in milliseconds
 _CHECK_BYTES = 8 * 1024 * 1024  # of stream chunks kept for a second reading after the run
-_SYLLABLES = 26
 
 
 class Schedule:
@@ -226,8 +224,8 @@ class Schedule:
         if isinstance(prompt, str):
             return json.dumps(prompt)
         ids = prompt if isinstance(prompt, array) else prompt.token_ids(self._answers)
-        if self._plan.as_words:
-            return json.dumps(words(ids))
+        if (words := self._plan.words) is not None:
+            return json.dumps("".join(words[one] for one in ids))
         return "[" + ",".join(map(str, ids)) + "]"
 
     # Ends
@@ -324,17 +322,3 @@ def _finished(exchange: Exchange) -> Finished:
         reused_connection=exchange.reused,
         resent=exchange.resent,
     )
-
-
-def words(ids: Sequence[int]) -> str:
-    """One short word per id, for servers that take only text: equal ids give equal words, so prefixes stay shared."""
-    return " ".join(_word(number) for number in ids)
-
-
-def _word(number: int) -> str:
-    letters = ""
-    while True:
-        number, digit = divmod(number, _SYLLABLES)
-        letters += chr(ord("a") + digit)
-        if number == 0:
-            return letters
