@@ -208,9 +208,17 @@ def timed(command: Sequence[str], environment: Mapping[str, str | None] = NOTHIN
         if value is None:
             variables.pop(name, None)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    with tempfile.TemporaryFile() as said:
+    # In a folder of its own: some tools write their results where they stand.
+    with tempfile.TemporaryFile() as said, tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=600, check=False, env=variables
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            timeout=600,
+            check=False,
+            env=variables,
+            cwd=folder,
         )
         if done.returncode not in (0, 3):
             said.seek(0)
