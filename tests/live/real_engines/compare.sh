@@ -2,7 +2,7 @@
 # kvbench starts, toggles, resets and compares real vLLM and SGLang servers on this host, and saves the reports:
 #   bash tests/live/real_engines/compare.sh FOLDER [RUN...]       FOLDER as install.sh left it; RUN: vllm lmcache mooncake sglang
 # Everything runs in a network namespace of its own (needs root), since Mooncake's client listens on every address.
-# About 6 minutes a run on two cores. Reports go to sample_reports/replay/; PAIRS=2 makes it shorter.
+# About 4 minutes a run on two cores with two pairs. Reports go to sample_reports/replay/; PAIRS=5 narrows the intervals.
 set -euo pipefail
 folder=$(cd "${1:?usage: compare.sh FOLDER [RUN...]}" && pwd)
 shift
@@ -11,14 +11,15 @@ runs=("$@")
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 kvbench=${KVBENCH:-.venv/bin/kvbench}
 reports=${REPORTS:-sample_reports/replay}
-pairs=${PAIRS:-3}
+pairs=${PAIRS:-2}
 tiers=$(mktemp -d)
 trap 'rm -rf "$tiers"' EXIT
 
 # 120 MiB of L1 hold 10,240 tokens of this model: five of the eight prefixes.
-common=(eight-prefixes --model "$folder/models/llama-120m" --pairs "$pairs" --engine-arg=--load-format=dummy
+common=(eight-prefixes --limit 16 --model "$folder/models/llama-120m" --pairs "$pairs" --engine-arg=--load-format=dummy
   --engine-arg=--dtype=bfloat16 --engine-env HF_HUB_OFFLINE=1 --start-timeout 300s)
-vllm=(--engine vllm --engine-program "$folder/vllm/bin/vllm" --engine-arg=--max-model-len=8192)
+# Idle vLLM servers cost memory only, so all arms stay up; an idle SGLang polls its queue and keeps a core busy.
+vllm=(--engine vllm --servers keep --engine-program "$folder/vllm/bin/vllm" --engine-arg=--max-model-len=8192)
 
 replay() { # NAME, then arguments of kvbench replay
   local name=$1
