@@ -124,6 +124,6 @@ def test_a_message_is_one_printable_line(message: str) -> None:
 
 
 def test_shell_completion_is_on() -> None:
-    words = {"_KVBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "kvbench rep", "COMP_CWORD": "1"}
+    words = {"_KVBENCH_COMPLETE": "complete_bash", "COMP_WORDS": "kvbench repo", "COMP_CWORD": "1"}
     done = subprocess.run([KVBENCH], capture_output=True, text=True, check=False, env=words)
     assert done.stdout.split() == ["report"]
