@@ -11,7 +11,7 @@ DEMO_TIERS := --tier dram:1GiB --tier 'file:demo-results?size=1GiB'
 DEMO_COMMAND := load-vs-recompute qwen3-0.6b --measure $(DEMO_TIERS) --tokens 256,1024,4096,16384
 
 # Three quarters of the demo's prefixes fit into no single small tier, so each one is asked.
-DEMO_REPLAY := replay demo --limit 20 --pairs 2 --arm recompute --arm hbm@hbm=20MiB \
+DEMO_REPLAY := replay demo --limit 20 --pairs 4 --arm recompute --arm hbm@hbm=20MiB \
 	--arm hbm+dram@hbm=20MiB+dram=32MiB --arm hbm+dram+file@hbm=20MiB+dram=32MiB+file
 
 GPU_PLANS := h2d d2h duplex page-sweep layouts overlap contention
