@@ -102,11 +102,12 @@ class EvictionOrder(Generic[B]):
         """Blocks of at least `num_bytes` in all that leave at once; None, and nothing changes, if there are too few.
 
         Cooling blocks go first, oldest mark first, then the others by priority, then kept ones. Blocks that are being
-        read stay, and so do those accessed after `before`.
+        read stay, and so do those accessed after `before`; kept blocks do not leave in the place of such a one.
         """
         chosen: list[B] = []
         size = 0
         stay: list[B] = []
+        spared = False  # whether a block that is not kept stays because it was accessed after `before`
         while size < num_bytes and self._cooling:
             if (candidate := self._next_cooling()) is None:
                 continue
@@ -115,11 +116,13 @@ class EvictionOrder(Generic[B]):
                 size += candidate.num_bytes
             else:
                 stay.append(candidate)
+                spared |= not (candidate.busy or candidate.kept)
         kept: list[B] = []
         while size < num_bytes and (block := self._pop()) is not None:
             if not _free_to_go(block, before):
                 stay.append(block)
-                if self._eviction == "lru" and not block.busy:
+                spared |= not (block.busy or block.kept)
+                if self._eviction == "lru" and not (block.busy or block.kept):
                     break  # all others were accessed later still
             elif block.kept:
                 kept.append(block)
@@ -127,7 +130,7 @@ class EvictionOrder(Generic[B]):
                 chosen.append(block)
                 size += block.num_bytes
         for block in kept:
-            if size < num_bytes:
+            if size < num_bytes and not spared:
                 chosen.append(block)
                 size += block.num_bytes
             else:

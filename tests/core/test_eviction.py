@@ -119,3 +119,17 @@ def test_space_needed_at_once_is_taken_from_cooling_blocks_first() -> None:
     order.mark(1, 0.0)
     blocks[0].kept = False
     assert [block.name for block in order.take(2) or []] == [0, 1]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "score"])
+def test_a_kept_block_does_not_leave_where_only_later_ones_could_stay(eviction: Eviction) -> None:
+    # A write that waited long is older than most of the tier: it finds no room, and pushes out nothing that is pinned.
+    pinned, pinned_and_read, later = Block(0, kept=True), Block(1, kept=True), Block(2)
+    order: EvictionOrder[Block] = EvictionOrder(eviction)
+    for sequence, block in ((1, pinned), (8, pinned_and_read), (9, later)):
+        block.usage.access(sequence, float(sequence))
+        order.add(block)
+    assert order.take(1, before=5) is None
+    assert order.take(1, before=10) == [later]
+    later.resident = False
+    assert order.take(1, before=5) == [pinned]
