@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -211,6 +212,8 @@ def _directory(location: str, text: str, example: str) -> str:
         location = "/" + location.lstrip("/")
     if not location or "\0" in location:
         raise UsageError(f"tier {text!r} names no directory; write it like {example}")
+    if location == "~" or location.startswith("~/"):  # a shell leaves it as it is after a colon
+        return str(Path(location).expanduser())
     return location
 
 

@@ -43,6 +43,13 @@ specs = st.recursive(
 )
 
 
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert parse_tier_spec("file:~/kv").location == "/home/somebody/kv"
+    assert parse_tier_spec("file:~").location == "/home/somebody"
+    assert parse_tier_spec("file:./~/kv").location == "./~/kv"
+
+
 @given(specs)
 def test_what_a_tier_prints_parses_back_to_the_same_tier(spec: TierSpec) -> None:
     assert parse_tier_spec(str(spec)) == spec
