@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 PREFIX_HASH_BYTES = 32
 IDENTITY_BYTES = 16
@@ -36,8 +37,7 @@ class KvIdentity:
         return hashlib.sha256(text.encode()).digest()[:IDENTITY_BYTES]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockKey:
+class BlockKey(NamedTuple):
     """One block: whose KV it is, and the hash of all tokens up to its end."""
 
     identity: bytes

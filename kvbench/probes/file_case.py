@@ -53,7 +53,7 @@ class FileCase:
     time_s: float
 
 
-def measure(case: dict[str, Any], emit: Emit) -> None:
+def measure(case: dict[str, Any], emit: Emit, *, allocate: Callable[..., memoryview] = aligned_buffer) -> None:
     """Times the transfers of a `FileCase` and emits one sample per transfer."""
     plan = FileCase(**case)
 
@@ -77,7 +77,7 @@ def measure(case: dict[str, Any], emit: Emit) -> None:
                 "name a directory on the disk that the cache will use",
             )
         try:
-            moves = _Moves(plan, file, points)
+            moves = _Moves(plan, file, points, allocate)
         except EngineUnavailableError as error:
             emit({"record": "skipped", "reason": str(error)})
             return
@@ -111,7 +111,13 @@ def _fitting(plan: FileCase, file_bytes: int, warn: Callable[[str, str, str], No
 class _Moves:
     """One engine per block size over one ring of buffers, and the page cache of the file."""
 
-    def __init__(self, plan: FileCase, file: ScratchFile, points: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        plan: FileCase,
+        file: ScratchFile,
+        points: Sequence[tuple[int, int]],
+        allocate: Callable[..., memoryview],
+    ) -> None:
         self._plan, self._file, self._points = plan, file, points
         self._direct = file.direct_descriptor is not None and plan.engine != "mmap"
         self._descriptor = file.direct_descriptor if self._direct else file.descriptor
@@ -119,7 +125,7 @@ class _Moves:
         self._cache.drop()  # writing the file left it in the cache
         blocks = sorted({block for _, block in points})
         room = max(plan.depth * slot_bytes_for(blocks[-1]), min(_CHECKED_BYTES, file.num_bytes))
-        self._buffer = aligned_buffer(room, huge_pages=plan.huge_pages)
+        self._buffer = allocate(room, huge_pages=plan.huge_pages)
         self._huge_ratio = min(huge_page_bytes() / room, 1.0) if plan.huge_pages else 0.0
         random_bytes_into(self._buffer, seed=2)
         self._ring_start = 0

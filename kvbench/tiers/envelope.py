@@ -3,6 +3,7 @@
 import struct
 
 from kvbench.core.block_key import IDENTITY_BYTES, PREFIX_HASH_BYTES, BlockKey
+from kvbench.tiers.checksum import crc32c_of
 
 # magic, version, header's length, CRC32C of the data, length of the data, identity, prefix; at the end the CRC32C of
 # all before it. Little-endian. A multiple of a cache line, so that the data is as aligned as the header.
@@ -12,14 +13,6 @@ _MAGIC = b"kvblock\0"
 _FIELDS = struct.Struct(f"<8sHHIQ{IDENTITY_BYTES}s{PREFIX_HASH_BYTES}s")
 _SUM = struct.Struct("<I")
 _SUM_AT = HEADER_BYTES - _SUM.size
-
-
-def crc32c_of(data: bytes | bytearray | memoryview) -> int:
-    """The CRC32C of `data`."""
-    from crc32c import crc32c
-
-    value: int = crc32c(data)
-    return value
 
 
 def header_of(key: BlockKey, num_bytes: int, crc32c: int) -> bytes:

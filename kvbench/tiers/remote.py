@@ -12,12 +12,12 @@ from kvbench.core.block_key import BlockKey, parse_block_key
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers.base import EXISTS, MISS, OK, Block, Entry, Outcome, TierStats, Wanted
 from kvbench.tiers.breaker import Breaker
+from kvbench.tiers.checksum import crc32c_of
 from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.counters import wrong_buffer
 from kvbench.tiers.deadline import LimitedDeadline
 from kvbench.tiers.envelope import (
     HEADER_BYTES,
-    crc32c_of,
     damage,
     header_damage,
     header_of,

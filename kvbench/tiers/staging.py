@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from kvbench.core.errors import UsageError
 from kvbench.core.units import KIB, format_bytes
 from kvbench.tiers.base import OK, Block, Outcome, Wanted
+from kvbench.tiers.checksum import crc32c_of
 from kvbench.tiers.copying import copy_bytes
 from kvbench.tiers.counters import wrong_buffer
-from kvbench.tiers.envelope import HEADER_BYTES, crc32c_of, damage, header_of, stored_bytes
+from kvbench.tiers.envelope import HEADER_BYTES, damage, header_of, stored_bytes
 
 _PAGE_BYTES = 4 * KIB
 

@@ -5,7 +5,10 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,6 +166,110 @@ def test_blocks_in_a_ring_use_one_slot_per_request(
         if any(buffer[slot * 4096 : (slot + 1) * 4096])
     )
     assert not any(buffer[4 * 4096 :])
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("name", HERE)
+def test_a_handler_has_the_slot_to_itself_while_it_handles_a_block(
+    name: str, depth: int, path: Path, content: bytes, buffer: memoryview, opened: Opened
+) -> None:
+    engine = opened(name, path, buffer, depth=depth, slot=4096)
+    offsets, sizes = list(range(0, FILE_BYTES, 4096)), [4096, 4096, 0, 1000] * (FILE_BYTES // 4096 // 4)
+    offsets = offsets[: len(sizes)]
+    chance = random.Random(11)
+    fresh = [chance.randbytes(size) for size in sizes]
+    filled, left, arrived = ([0] * len(sizes) for _ in range(3))
+
+    def fill(index: int, slot: int) -> None:
+        filled[index] += 1
+        buffer[slot * 4096 : slot * 4096 + sizes[index]] = fresh[index]
+
+    def passed(index: int, slot: int) -> None:
+        left[index] += filled[index] == 1 and buffer[slot * 4096 : slot * 4096 + sizes[index]] == fresh[index]
+
+    def compare(index: int, slot: int) -> None:
+        arrived[index] += buffer[slot * 4096 : slot * 4096 + sizes[index]] == fresh[index]
+
+    engine.transfer(Blocks(direction="store", offsets=offsets, sizes=sizes, before=fill, after=passed))
+    engine.transfer(Blocks(direction="load", offsets=offsets, sizes=sizes, after=compare))
+    assert filled == left == arrived == [int(size > 0) for size in sizes]
+    written = path.read_bytes()
+    for offset, size, data in zip(offsets, sizes, fresh, strict=True):
+        assert written[offset : offset + 4096] == data + content[offset + size : offset + 4096]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("direction", ["load", "store"])
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize("name", HERE)
+def test_what_a_handler_raises_ends_the_transfer_and_not_the_engine(
+    name: str, depth: int, direction: Any, when: Any, path: Path, content: bytes, buffer: memoryview, opened: Opened
+) -> None:
+    engine = opened(name, path, buffer, depth=depth, slot=4096)
+    offsets = list(range(0, FILE_BYTES, 4096))
+    handled: list[int] = []
+
+    def refuse(index: int, _: int) -> None:
+        handled.append(index)
+        if index == 7:
+            raise LookupError("block 7")
+
+    with pytest.raises(LookupError, match="block 7"):
+        engine.transfer(
+            Blocks(direction=direction, offsets=offsets, sizes=[4096] * len(offsets), **{when: refuse})  # type: ignore[arg-type]
+        )
+    if name in ("aio", "io_uring"):
+        assert len(handled) < len(offsets)
+    loaded = path.read_bytes()
+    engine.transfer(Blocks(direction="load", offsets=[8192, 0], sizes=[4096] * 2, places=[0, 4096]))
+    assert bytes(buffer[:8192]) == loaded[8192:12288] + loaded[:4096]
+
+
+@pytest.mark.parametrize("direction", ["load", "store"])
+def test_threads_of_a_transfer_that_could_not_begin_end(
+    direction: Any, path: Path, buffer: memoryview, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = opened("psync", path, buffer, depth=4, slot=4096)
+    submit, started = ThreadPoolExecutor.submit, list[Future[Any]]()
+
+    def limited(pool: ThreadPoolExecutor, *call: Any) -> Future[Any]:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(submit(pool, *call))
+        return started[-1]
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", limited)
+    handlers: dict[str, Any] = {"after" if direction == "load" else "before": lambda index, slot: None}
+    offsets = list(range(0, FILE_BYTES, 4096))
+    with pytest.raises(RuntimeError, match="start new thread"):
+        engine.transfer(Blocks(direction=direction, offsets=offsets, sizes=[4096] * len(offsets), **handlers))
+    assert [one.done() for one in started] == [True] * 2, "closing the engine, or the end of Python, waits for them"
+
+
+@pytest.mark.parametrize("direction", ["load", "store"])
+def test_an_interrupt_is_not_lost_when_a_block_fails_too(
+    direction: Any, path: Path, buffer: memoryview, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, failed = opened("psync", path, buffer, depth=4, slot=4096), threading.Event()
+
+    def refuses(*_: Any) -> int:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    def handle(index: int, _: int) -> None:
+        if direction == "store" and index == 0:
+            return
+        assert failed.wait(10)
+        raise KeyboardInterrupt
+
+    if direction == "store":
+        monkeypatch.setattr(os, "pwritev", refuses)
+    else:
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda *call: refuses() if call[2] == 4096 else preadv(*call))
+    handlers: dict[str, Any] = {"after" if direction == "load" else "before": handle}
+    with pytest.raises(KeyboardInterrupt):
+        engine.transfer(Blocks(direction=direction, offsets=[0, 4096], sizes=[4096] * 2, **handlers))
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -364,6 +471,36 @@ def test_gds_moves_exactly_and_reports_what_carried_the_bytes(
         assert engine.what_ran() == "nvidia-fs carried 3 operations"
         engine.close()
     assert cufile.calls == ["driver_open", "buf_deregister", "handle_deregister", "driver_close"]
+
+
+def test_gds_lets_all_of_its_threads_end_before_it_fails(
+    path: Path, buffer: memoryview, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(FakeCufile):
+        def read(self, handle: int, base: int, size: int, offset: int, place: int) -> int:
+            if offset == 0:
+                return -5
+            time.sleep(0.2)
+            return super().read(handle, base, size, offset, place)
+
+    monkeypatch.setattr(gds, "no_gpu_reason", lambda: None)
+    monkeypatch.setattr(gds, "cuda_runtime", FakeCuda)
+    bindings = SimpleNamespace(cufile=Slow())
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    with path.open("r+b") as file:
+        engine = gds.GdsEngine(
+            EngineSettings(descriptor=file.fileno(), file_bytes=FILE_BYTES, buffer=buffer, depth=2, slot_bytes=4096)
+        )
+        handled: list[int] = []
+        with pytest.raises(KvbenchError, match="offset 0: error -5"):
+            engine.transfer(
+                Blocks(
+                    direction="load", offsets=[0, 4096], sizes=[500] * 2, after=lambda index, _: handled.append(index)
+                )
+            )
+        assert handled == [1]
+        engine.close()
 
 
 def test_the_file_tier_stores_and_loads_through_gds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -173,9 +173,8 @@ def paired_ratios(folder: Path, *, engine: str, direction: Any, depth: int, bloc
                 fio_bytes_per_s, engine=engine, direction=direction, depth=depth, block_kib=block_kib, buffers=paths
             )
         )
-        patch.setattr(file_case, "aligned_buffer", lambda *_, **__: view)
         patch.setattr(file_case, "scratch_file", compared.scratch_file)
-        file_case.measure(asdict(case), compared.emit)
+        file_case.measure(asdict(case), compared.emit, allocate=lambda *_, **__: view)
     if compared.refusals:
         raise SystemExit("; ".join(compared.refusals))
     return compared.ratios

@@ -13,6 +13,7 @@ import pytest
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers.base import Block, Wanted
 from kvbench.tiers.file.directory import OpenFile
+from kvbench.tiers.file.lanes import Lanes, LaneSettings, Move
 from kvbench.tiers.file.sync import GroupSync, Sync, sync_of
 from kvbench.tiers.file.tier import FileTier
 from kvbench.tiers.file_engines import psync
@@ -57,7 +58,7 @@ def test_everybody_whose_writes_a_failed_sync_may_have_lost_is_told(monkeypatch:
     def waits(name: str) -> None:
         since = sync.mark()
         try:
-            sync.wait(0, since)
+            sync.wait([0], since)
             results[name] = "ok"
         except OSError:
             results[name] = "failed"
@@ -75,7 +76,53 @@ def test_everybody_whose_writes_a_failed_sync_may_have_lost_is_told(monkeypatch:
     for thread in threads:
         thread.join(WAIT_S)
     assert results == {"first": "ok", "b": "failed", "c": "failed", "d": "failed", "late": "failed"}
-    sync.wait(0, sync.mark())  # and then it goes on
+    sync.wait([0], sync.mark())  # and then it goes on
+
+
+def test_a_shared_sync_covers_the_files_of_all_who_wait_for_it_whoever_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A store that only has to see cleared headers synced may lead the round that others wait for with their blocks.
+    sync, go_on, synced = GroupSync(), threading.Event(), list[int]()
+    blocks, headers = 100, 101
+
+    def fdatasync(descriptor: int) -> None:
+        synced.append(descriptor)
+        assert go_on.wait(WAIT_S)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    threads = in_threads([lambda: sync.wait([blocks], sync.mark())])
+    until(lambda: synced == [blocks])
+    for files in ([headers], [blocks, headers]):  # the first of them wakes up first
+        waiting = len(sync._changed._waiters)  # type: ignore[attr-defined]
+        threads += in_threads([lambda files=files: sync.wait(files, sync.mark())])  # type: ignore[misc]
+        until(lambda waiting=waiting: len(sync._changed._waiters) > waiting)  # type: ignore[attr-defined, misc]
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert synced == [blocks, blocks, headers]
+
+
+def test_an_interrupted_sync_fails_those_who_shared_it_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, interrupts = GroupSync(), [KeyboardInterrupt()]
+
+    def fdatasync(_: int) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    before = sync.mark()
+    with pytest.raises(KeyboardInterrupt):
+        sync.wait([0], sync.mark())
+    ended = list[str]()
+
+    def waits() -> None:
+        with pytest.raises(OSError, match="interrupted"):
+            sync.wait([0], before)
+        sync.wait([0], sync.mark())
+        ended.append("ok")
+
+    for thread in in_threads([waits]):
+        thread.join(WAIT_S)
+    assert ended == ["ok"]
 
 
 @pytest.mark.parametrize("kind", ["fdatasync", "fsync"])
@@ -92,10 +139,10 @@ def test_a_sync_of_its_own_is_no_proof_when_another_failed_meanwhile(
     monkeypatch.setattr(os, kind, call)
     mine, others = sync.mark(), sync.mark()
     with pytest.raises(OSError, match="Input/output error"):
-        sync.wait(0, others)
+        sync.wait([0], others)
     with pytest.raises(OSError, match="Input/output error"):
-        sync.wait(0, mine)
-    sync.wait(0, sync.mark())
+        sync.wait([0], mine)
+    sync.wait([0], sync.mark())
 
 
 def test_an_engine_of_threads_lets_all_of_them_end_before_it_fails(
@@ -247,7 +294,7 @@ def test_a_slot_is_written_again_only_after_what_it_held_is_durably_gone(
     fdatasync, pwrite = os.fdatasync, os.pwrite
 
     def synced(descriptor: int) -> None:
-        calls.append("sync")
+        calls.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
         fdatasync(descriptor)
 
     def written(descriptor: int, data: Any, offset: int) -> int:
@@ -266,7 +313,14 @@ def test_a_slot_is_written_again_only_after_what_it_held_is_durably_gone(
     calls.clear()
     assert tier.evict([key_of(1)]) == [True]
     assert store(tier, 2) == "ok"
-    assert calls == ["headers, 0 used", "sync", "store 1", "headers, 1 used", "sync"]
+    assert calls == [
+        "headers, 0 used",
+        "sync headers.kv",
+        "store 1",
+        "headers, 1 used",
+        "sync blocks.kv",
+        "sync headers.kv",
+    ]
     tier.close()
 
 
@@ -284,7 +338,7 @@ class RefusingQueue:
         del address, offset
         self.under_way.append((slot, size))
 
-    def submit_and_wait(self) -> list[tuple[int, int]]:
+    def submit_and_wait(self, at_least: int = 1) -> list[tuple[int, int]]:
         if self.refusals:
             self.refusals -= 1
             raise OSError(11, "Resource temporarily unavailable")
@@ -391,3 +445,64 @@ def test_a_store_whose_caller_has_gone_is_not_stored(tmp_path: Path) -> None:
     again = open_tier(tmp_path)
     assert {entry.key for entry in again.entries()} == {key_of(1), key_of(3)}
     again.close()
+
+
+def test_a_lane_in_which_an_interrupted_call_still_moves_blocks_is_no_other_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, inside, overlaps = threading.Event(), set[int](), list[int]()
+    slow = [True]
+
+    class Watched:
+        """Moves nothing; says who is in it, and hangs where a thread of the lanes' own uses it first."""
+
+        def transfer(self, blocks: Blocks) -> None:
+            if id(self) in inside:
+                overlaps.append(id(self))
+            inside.add(id(self))
+            if threading.current_thread() is not threading.main_thread() and slow and slow.pop():
+                hung.set()
+                assert go_on.wait(WAIT_S)
+            inside.discard(id(self))
+
+        def cool(self) -> None:
+            """Nothing is held."""
+
+        def show(self) -> None:
+            """Nothing is loaded."""
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    hung, opened = threading.Event(), list[Watched]()
+
+    def new(name: str, settings: EngineSettings) -> FileEngine:
+        del name, settings
+        opened.append(Watched())
+        return opened[-1]
+
+    def interrupted(tasks: object) -> None:
+        del tasks
+        monkeypatch.undo()
+        assert hung.wait(WAIT_S)
+        raise KeyboardInterrupt
+
+    slot_bytes = 1 << 20
+    lanes = Lanes(
+        "store",
+        LaneSettings(
+            io="aio", open_engine=new, descriptor=0, direct=False, depth=2, slot_bytes=slot_bytes, staged_loads=False
+        ),
+    )
+    moves = [Move(number, number * slot_bytes, memoryview(bytes(4096)), None) for number in range(2)]
+    monkeypatch.setattr("kvbench.tiers.file.lanes.wait", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lanes.store(moves, 2 * slot_bytes, lambda move, crc32c: None)
+        for _ in range(8):
+            assert [outcome.result for outcome in lanes.store(moves, 2 * slot_bytes, lambda *_: None)] == ["ok"] * 2
+        assert overlaps == []
+    finally:
+        go_on.set()
+        lanes.close()
+    assert len(lanes._idle) == len(set(lanes._idle)) == 4

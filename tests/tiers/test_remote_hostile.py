@@ -16,7 +16,8 @@ import pytest
 from kvbench.core.block_key import BlockKey
 from kvbench.tiers.base import OK, Block, Outcome, Wanted
 from kvbench.tiers.breaker import Breaker
-from kvbench.tiers.envelope import crc32c_of, header_of
+from kvbench.tiers.checksum import crc32c_of
+from kvbench.tiers.envelope import header_of
 from kvbench.tiers.metadata import Location
 from kvbench.tiers.metadata.guarded import GuardedMetadata
 from kvbench.tiers.nixl import Files

@@ -13,7 +13,8 @@ import pytest
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import KvbenchError, UsageError
 from kvbench.tiers.base import Block, Tier, Wanted
-from kvbench.tiers.envelope import HEADER_BYTES, crc32c_of, damage, header_of
+from kvbench.tiers.checksum import crc32c_of
+from kvbench.tiers.envelope import HEADER_BYTES, damage, header_of
 from kvbench.tiers.registry import open_tier
 from kvbench.tiers.spec import parse_tier_spec
 from tests.tiers.remote_places import (

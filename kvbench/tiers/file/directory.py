@@ -1,4 +1,4 @@
-"""A tier's directory: its lock, its file, direct or buffered, and whether the path still leads to that file."""
+"""A tier's directory: its lock, its files, direct or buffered, and whether the paths still lead to those files."""
 
 import contextlib
 import errno
@@ -14,27 +14,31 @@ from kvbench.core.errors import KvbenchError
 from kvbench.tiers.file.layout import PAGE_BYTES, TIER_ID_BYTES, Superblock, read_superblock
 
 FILE_NAME = "blocks.kv"
+HEADERS_NAME = "headers.kv"
 LOCK_NAME = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFile:
-    """A tier's file. Headers go through `descriptor`, blocks through `data_descriptor`, which may be direct."""
+    """A tier's file of blocks and file of headers. Blocks go through `data_descriptor`, which may be direct."""
 
     path: Path
     lock: int
     descriptor: int
     data_descriptor: int
+    headers_path: Path
+    headers_descriptor: int
     direct: bool
     superblock: Superblock
 
     def is_there(self) -> bool:
-        """Whether the path still leads to this file: not when a mount has gone, or the file was moved or replaced."""
-        try:
-            named, opened = self.path.stat(), os.fstat(self.descriptor)
-        except OSError:
-            return False
-        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+        """Whether the paths still lead to these files: not when a mount has gone, or one was moved or replaced."""
+        return _leads_to(self.path, self.descriptor) and _leads_to(self.headers_path, self.headers_descriptor)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """What has to be synced, in this order."""
+        return self.descriptor, self.headers_descriptor
 
     def unlock(self) -> None:
         """Lets another process have the directory."""
@@ -45,6 +49,7 @@ class OpenFile:
         self.unlock()
         if self.data_descriptor != self.descriptor:
             os.close(self.data_descriptor)
+        os.close(self.headers_descriptor)
         os.close(self.descriptor)
         os.close(self.lock)
 
@@ -68,6 +73,11 @@ def open_file_in(directory: Path, *, slot_bytes: int, direct: bool | None, only_
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             undo.callback(os.close, descriptor)
             superblock = read_superblock(os.pread(descriptor, PAGE_BYTES, 0), what=str(path))
+            if not (directory / HEADERS_NAME).exists():
+                _make_headers(directory)
+                _sync_folder(directory)
+            headers = os.open(directory / HEADERS_NAME, os.O_RDWR | os.O_CLOEXEC)
+            undo.callback(os.close, headers)
         except OSError as error:
             raise KvbenchError(
                 f"{directory}: {error.strerror or error}; name a directory that you may write to, on a disk with room"
@@ -90,9 +100,19 @@ def open_file_in(directory: Path, *, slot_bytes: int, direct: bool | None, only_
             lock=lock,
             descriptor=descriptor,
             data_descriptor=descriptor if data_descriptor is None else data_descriptor,
+            headers_path=directory / HEADERS_NAME,
+            headers_descriptor=headers,
             direct=data_descriptor is not None,
             superblock=superblock,
         )
+
+
+def _leads_to(path: Path, descriptor: int) -> bool:
+    try:
+        named, opened = path.stat(), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def mount_of(directory: Path) -> Path:
@@ -119,6 +139,8 @@ def _make(directory: Path, slot_bytes: int) -> None:
     """An empty tier. It gets its name only when it is complete."""
     unnamed = directory / f"{FILE_NAME}.new"
     unnamed.unlink(missing_ok=True)
+    (directory / HEADERS_NAME).unlink(missing_ok=True)  # of a tier whose blocks are gone
+    _make_headers(directory)
     page = Superblock(tier_id=secrets.token_bytes(TIER_ID_BYTES), slot_bytes=slot_bytes).packed()
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -127,6 +149,15 @@ def _make(directory: Path, slot_bytes: int) -> None:
     finally:
         os.close(descriptor)
     unnamed.rename(directory / FILE_NAME)
+    _sync_folder(directory)
+
+
+def _make_headers(directory: Path) -> None:
+    os.close(os.open(directory / HEADERS_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _sync_folder(directory: Path) -> None:
+    """Makes durable which files the directory has."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

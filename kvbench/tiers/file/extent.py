@@ -1,11 +1,11 @@
-"""An open file of slots: what lies in which, in what order bytes and headers are written, and what is checked."""
+"""Open files of slots: what lies in which, in what order bytes and headers are written, and what is checked."""
 
 import contextlib
 import errno
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from kvbench.tiers.file.layout import (
     SLOTS_PER_GROUP,
     Geometry,
     Header,
+    header_bytes,
     read_header,
 )
 from kvbench.tiers.file.sync import Sync
@@ -54,6 +55,24 @@ class _Held:
         self.slot, self.num_bytes, self.crc32c, self.users, self.gone = slot, num_bytes, crc32c, 0, False
 
 
+class _Batch:
+    """The blocks of one store on their way: what the index and the file will know of each."""
+
+    def __init__(
+        self, blocks: Sequence[Block], slots: Mapping[int, int], sequence: "itertools.count[int]", tier_id: bytes
+    ) -> None:
+        self._blocks, self._slots, self._sequence, self._tier_id = blocks, slots, sequence, tier_id
+        self.held: dict[int, _Held] = {}
+        self.headers: dict[int, bytes] = {}
+
+    def checksummed(self, move: Move, crc32c: int) -> None:
+        """Makes the header of a block; again if the block is tried again."""
+        at = move.number
+        slot, block, size = self._slots[at], self._blocks[at], move.data.nbytes
+        self.held[at] = _Held(slot, size, crc32c)
+        self.headers[at] = header_bytes(slot, next(self._sequence), block.key, size, crc32c, self._tier_id)
+
+
 class Extent:
     """The blocks of one file, from opening to losing or closing it.
 
@@ -76,6 +95,8 @@ class Extent:
         self._cleared_lock = threading.Lock()
         self._lanes: dict[str, Lanes] = {}
         self._recover()
+        if self._index:  # the first load is one that somebody waits for
+            self._lanes_for("load").open(self._file_bytes())
 
     @property
     def slot_bytes(self) -> int:
@@ -93,10 +114,15 @@ class Extent:
         for group in range(-(-self._num_slots // SLOTS_PER_GROUP)):
             page = self._read_page(group)
             self._pages[group] = page
-            for slot in range(group * SLOTS_PER_GROUP, min((group + 1) * SLOTS_PER_GROUP, self._num_slots)):
+            for slot in range(group * SLOTS_PER_GROUP, (group + 1) * SLOTS_PER_GROUP):
                 at = slot % SLOTS_PER_GROUP * HEADER_BYTES
+                data = bytes(page[at : at + HEADER_BYTES])
+                if slot >= self._num_slots:
+                    if data != FREE_HEADER:  # the slot is gone, and may be back, empty, when the file has grown
+                        unusable.append(slot)
+                    continue
                 found = read_header(
-                    bytes(page[at : at + HEADER_BYTES]),
+                    data,
                     slot=slot,
                     tier_id=self.file.superblock.tier_id,
                     slot_bytes=self.slot_bytes,
@@ -111,6 +137,8 @@ class Extent:
                 elif found is not None:
                     self.damaged += 1
                     unusable.append(slot)
+        with contextlib.suppress(OSError):  # what stood for slots that are gone
+            os.ftruncate(self.file.headers_descriptor, self._geometry.page_offset(len(self._pages)))
         for header in latest.values():
             self._index[header.key] = _Held(header.slot, header.num_bytes, header.crc32c)
         self._sequence = itertools.count(1 + max((header.sequence for header in latest.values()), default=0))
@@ -120,7 +148,7 @@ class Extent:
 
     def _read_page(self, group: int) -> bytearray:
         try:
-            page = os.pread(self.file.descriptor, PAGE_BYTES, self._geometry.page_offset(group))
+            page = os.pread(self.file.headers_descriptor, PAGE_BYTES, self._geometry.page_offset(group))
         except OSError:  # its blocks are lost; those of other groups are not
             self.damaged += 1
             page = b""
@@ -129,54 +157,57 @@ class Extent:
     def store(self, blocks: Sequence[Block], deadline: Deadline) -> list[Outcome]:
         """Bytes, headers, sync, and only then the index."""
         outcomes, slots, twins = self._reserve(blocks)
-        headers: dict[int, Header] = {}
-        packed: dict[int, bytes] = {}
-
-        def checksummed(move: Move, crc32c: int) -> None:
-            block = blocks[move.number]
-            header = Header(slots[move.number], next(self._sequence), block.key, block.data.nbytes, crc32c)
-            headers[move.number], packed[move.number] = header, header.packed(self._tier_id)
-
+        batch = _Batch(blocks, slots, self._sequence, self._tier_id)
+        kept: Mapping[int, _Held] = {}
         since = self._settings.sync.mark()
         try:
             self._sync_cleared()
-            offset = self._geometry.data_offset
-            moves = [Move(at, offset(slot), blocks[at].data, blocks[at].crc32c) for at, slot in slots.items()]
-            if moves:
-                moved = self._lanes_for("store").store(moves, self._file_bytes(), checksummed)
-                outcomes.update(zip(slots, moved, strict=True))
+            if slots:
+                self._move(blocks, slots, batch, outcomes)
             if not deadline.still_wanted():
-                outcomes.update(dict.fromkeys(slots, _LATE))
-            headers = {at: header for at, header in headers.items() if outcomes[at] is OK}
-            if headers:
-                self._write_headers({header.slot: packed[at] for at, header in headers.items()})
-                self._settings.sync.wait(self.file.descriptor, since)
+                for at in slots:
+                    outcomes[at] = _LATE
+            kept = {at: held for at, held in batch.held.items() if outcomes[at] is OK}
+            if kept:
+                self._write_headers([(slots[at], batch.headers[at]) for at in kept])
+                self._settings.sync.wait(self.file.descriptors, since)
         except OSError as error:
-            outcomes.update(dict.fromkeys(slots, refusal_of(error)))
-            self._clear([header.slot for header in headers.values()])
-            headers = {}
-        self._publish(slots, headers, outcomes)
+            refusal = refusal_of(error)
+            for at in slots:
+                outcomes[at] = refusal
+            self._clear([slots[at] for at in kept])
+            kept = {}
+        self._publish(blocks, slots, kept, outcomes)
         for at, first in twins.items():
             outcomes[at] = EXISTS if outcomes[first].result in ("ok", "exists") else outcomes[first]
-        return [outcomes[at] for at in range(len(blocks))]
+        return outcomes
 
-    def _reserve(self, blocks: Sequence[Block]) -> tuple[dict[int, Outcome], dict[int, int], dict[int, int]]:
+    def _move(self, blocks: Sequence[Block], slots: Mapping[int, int], batch: _Batch, outcomes: list[Outcome]) -> None:
+        """The bytes, each to its slot; what was refused is noted."""
+        offset = self._geometry.data_offset
+        moves = [Move(at, offset(slot), blocks[at].data, blocks[at].crc32c) for at, slot in slots.items()]
+        moved = self._lanes_for("store").store(moves, self._file_bytes(), batch.checksummed)
+        for move, outcome in zip(moves, moved, strict=True):
+            if outcome is not OK:
+                outcomes[move.number] = outcome
+
+    def _reserve(self, blocks: Sequence[Block]) -> tuple[list[Outcome], dict[int, int], dict[int, int]]:
         """A slot for each block that needs one; a second block of the same key shares the fate of the first."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes = [OK] * len(blocks)
         slots: dict[int, int] = {}
         twins: dict[int, int] = {}
         first: dict[BlockKey, int] = {}
         with self._lock:
+            index, largest = self._index, self._settings.block_bytes
             for at, block in enumerate(blocks):
-                refusal = unfit(block, self._settings.block_bytes)
+                refusal = unfit(block, largest)
                 if refusal is not None:
                     outcomes[at] = refusal
-                elif block.key in self._index:
+                elif block.key in index:
                     outcomes[at] = EXISTS
-                elif block.key in first:
-                    twins[at] = first[block.key]
+                elif (earlier := first.setdefault(block.key, at)) != at:
+                    twins[at] = earlier
                 else:
-                    first[block.key] = at
                     slot = self._take_slot()
                     if isinstance(slot, int):
                         slots[at] = slot
@@ -206,6 +237,7 @@ class Extent:
             end = self._geometry.end_of(self._num_slots + step)
             try:
                 os.posix_fallocate(self.file.descriptor, before, end - before)
+                self._grow_headers(self._num_slots + step)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
@@ -220,16 +252,31 @@ class Extent:
             return True
         return False
 
-    def _publish(self, slots: Mapping[int, int], headers: Mapping[int, Header], outcomes: dict[int, Outcome]) -> None:
+    def _grow_headers(self, num_slots: int) -> None:
+        """Room for headers of so many slots, after the pages that others may be writing.
+
+        Where the filesystem cannot allocate, the C library writes a zero to the end of every page that has one there.
+        """
+        first, end = (-(-slots // SLOTS_PER_GROUP) for slots in (self._num_slots, num_slots))
+        if first < end:
+            start = self._geometry.page_offset(first)
+            os.posix_fallocate(self.file.headers_descriptor, start, self._geometry.page_offset(end) - start)
+
+    def _publish(
+        self,
+        blocks: Sequence[Block],
+        slots: Mapping[int, int],
+        kept: Mapping[int, _Held],
+        outcomes: list[Outcome],
+    ) -> None:
         doubles: list[int] = []
         with self._lock:
-            for at, header in headers.items():
-                if header.key in self._index:  # another thread was first
+            for at, held in kept.items():
+                if self._index.setdefault(blocks[at].key, held) is not held:  # another thread was first
                     outcomes[at] = EXISTS
-                    doubles.append(header.slot)
-                else:
-                    self._index[header.key] = _Held(header.slot, header.num_bytes, header.crc32c)
-            self._free.extend(slot for at, slot in slots.items() if at not in headers)
+                    doubles.append(held.slot)
+            if len(kept) < len(slots):
+                self._free.extend(slot for at, slot in slots.items() if at not in kept)
         if doubles:
             self._clear(doubles)
             with self._lock:
@@ -328,21 +375,26 @@ class Extent:
                 )
             return self._lanes[direction]
 
-    def _write_headers(self, headers: Mapping[int, bytes]) -> None:
-        """Sets headers in their pages and writes each page once. A 128-byte header lies within one sector."""
+    def _write_headers(self, headers: Iterable[tuple[int, bytes]]) -> None:
+        """Sets headers in their pages, and writes pages that lie together at once. A header lies within one sector."""
+        pages, touched = self._pages, set()
         with self._pages_lock:
-            for slot, header in headers.items():
-                at = slot % SLOTS_PER_GROUP * HEADER_BYTES
-                self._pages[slot // SLOTS_PER_GROUP][at : at + HEADER_BYTES] = header
-            for group in {slot // SLOTS_PER_GROUP for slot in headers}:
-                os.pwrite(self.file.descriptor, self._pages[group], self._geometry.page_offset(group))
+            for slot, header in headers:
+                group, inside = divmod(slot, SLOTS_PER_GROUP)
+                at = inside * HEADER_BYTES
+                pages[group][at : at + HEADER_BYTES] = header
+                touched.add(group)
+            for first, count in _runs(sorted(touched)):
+                data = b"".join([pages[group] for group in range(first, first + count)])
+                if os.pwrite(self.file.headers_descriptor, data, self._geometry.page_offset(first)) != len(data):
+                    raise OSError(errno.EIO, "the file of headers took only a part")
 
     def _clear(self, slots: Sequence[int]) -> None:
         """Clears headers. Where the disk refuses, a later write of the page does it, and until then checksums tell."""
         if not slots:
             return
         with contextlib.suppress(OSError):
-            self._write_headers(dict.fromkeys(slots, FREE_HEADER))
+            self._write_headers((slot, FREE_HEADER) for slot in slots)
         self._cleared_unsynced = True
 
     def _sync_cleared(self) -> None:
@@ -354,7 +406,7 @@ class Extent:
                 return
             self._cleared_unsynced = False
             try:
-                self._settings.sync.wait(self.file.descriptor, self._settings.sync.mark())
+                self._settings.sync.wait(self.file.descriptors[1:], self._settings.sync.mark())
             except OSError:
                 self._cleared_unsynced = True
                 raise
@@ -364,3 +416,14 @@ class Extent:
         for lanes in self._lanes.values():
             lanes.close()
         self.file.close()
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and length of every run of consecutive numbers, of which there is at least one."""
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last - first + 1
+            first = number
+        last = number
+    yield first, last - first + 1

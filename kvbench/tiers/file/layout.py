@@ -1,18 +1,20 @@
-"""The bytes of a tier's file: superblock, groups of headers and slots. `docs/tiers.md` has the same as tables."""
+"""The bytes of a tier's files: superblock and slots, and pages of headers. `docs/tiers.md` has the same as tables."""
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from kvbench.core.block_key import BlockKey
 from kvbench.core.errors import KvbenchError
 from kvbench.core.units import MIB
+from kvbench.tiers.checksum import crc32c_of
 
 PAGE_BYTES = 4096
 SLOTS_PER_GROUP = 32
 HEADER_BYTES = PAGE_BYTES // SLOTS_PER_GROUP
 TIER_ID_BYTES = 16
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 FREE_HEADER = bytes(HEADER_BYTES)
 
 _SUPERBLOCK = struct.Struct("<8sIIQ16s")
@@ -25,7 +27,7 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superblock:
-    """The first page: which tier this file is, and how large its slots are."""
+    """The first page of the file of blocks: which tier this is, and how large its slots are."""
 
     tier_id: bytes
     slot_bytes: int
@@ -59,21 +61,14 @@ class Header(NamedTuple):
     num_bytes: int
     crc32c: int
 
-    def packed(self, tier_id: bytes) -> bytes:
-        """The header as it lies in its group's page."""
-        fields = _HEADER.pack(
-            _HEADER_MAGIC,
-            LAYOUT_VERSION,
-            _USED,
-            self.slot,
-            self.sequence,
-            self.key.identity,
-            self.key.prefix,
-            self.num_bytes,
-            self.crc32c,
-            tier_id,
-        )
-        return fields + _checksum(fields)
+
+def header_bytes(slot: int, sequence: int, key: BlockKey, num_bytes: int, crc32c: int, tier_id: bytes) -> bytes:
+    """The header of a slot as it lies in its page."""
+    identity, prefix = key
+    fields = _HEADER.pack(
+        _HEADER_MAGIC, LAYOUT_VERSION, _USED, slot, sequence, identity, prefix, num_bytes, crc32c, tier_id
+    )
+    return fields + _checksum(fields)
 
 
 def read_header(data: bytes, *, slot: int, tier_id: bytes, slot_bytes: int) -> Header | str | None:
@@ -92,47 +87,40 @@ def read_header(data: bytes, *, slot: int, tier_id: bytes, slot_bytes: int) -> H
 
 
 def _checksum(fields: bytes) -> bytes:
-    from crc32c import crc32c
-
-    return _CHECKSUM.pack(crc32c(fields))
+    return _CHECKSUM.pack(crc32c_of(fields))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Geometry:
-    """Where slots and their headers lie: a superblock, then groups of one page of headers and 32 slots.
+    """Where slots lie in the file of blocks, and their headers in the file of headers: a page for every 32 slots.
 
-    Superblock and pages of headers take `alignment_bytes` each, so that a slot of 1 MiB begins at a multiple of 1 MiB:
+    Two files, because a buffered write of headers would wait for the direct transfers of its file, and hold up those
+    that come after it. The superblock takes `alignment_bytes`, so that a slot of 1 MiB begins at a multiple of 1 MiB:
     blocks of 1 MiB that begin 4 KiB later were a third slower to load here.
     """
 
     slot_bytes: int
 
-    @property
+    @cached_property
     def alignment_bytes(self) -> int:
         """The largest power of two that divides a slot, at most 1 MiB."""
         return min(self.slot_bytes & -self.slot_bytes, MIB)
 
-    @property
-    def group_bytes(self) -> int:
-        return self.alignment_bytes + SLOTS_PER_GROUP * self.slot_bytes
-
     def page_offset(self, group: int) -> int:
-        """Where a group's page of headers begins."""
-        return self.alignment_bytes + group * self.group_bytes
+        """Where a page of headers begins in its file."""
+        return group * PAGE_BYTES
 
     def data_offset(self, slot: int) -> int:
         """Where a slot's bytes begin; always a multiple of 4 KiB."""
-        group, inside = divmod(slot, SLOTS_PER_GROUP)
-        return self.page_offset(group) + self.alignment_bytes + inside * self.slot_bytes
+        return self.alignment_bytes + slot * self.slot_bytes
 
     def end_of(self, slots: int) -> int:
-        """Bytes of a file that ends with its last slot."""
-        return PAGE_BYTES if slots == 0 else self.data_offset(slots - 1) + self.slot_bytes
+        """Bytes of a file of blocks that ends with its last slot."""
+        return self.data_offset(slots) if slots else PAGE_BYTES
 
     def slots_in(self, file_bytes: int) -> int:
         """How many whole slots a file of that length has."""
-        groups, rest = divmod(max(file_bytes - self.alignment_bytes, 0), self.group_bytes)
-        return groups * SLOTS_PER_GROUP + max(rest - self.alignment_bytes, 0) // self.slot_bytes
+        return max(file_bytes - self.alignment_bytes, 0) // self.slot_bytes
 
 
 def slot_bytes_for(block_bytes: int) -> int:

@@ -1,7 +1,10 @@
 """When a store may be acknowledged: never synced, synced by every call, or one sync shared by all who wait for it."""
 
+import errno
+import itertools
 import os
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from kvbench.tiers.spec import Fsync
@@ -21,8 +24,8 @@ class Sync(Protocol):
         """What `wait` is to be told: which failures lie before the caller's writes."""
         ...
 
-    def wait(self, descriptor: int, since: int) -> None:
-        """Returns when everything written since `mark` is durable; OSError where the disk refuses."""
+    def wait(self, descriptors: Sequence[int], since: int) -> None:
+        """Returns when all that was written to these files since `mark` is durable; OSError where the disk refuses."""
         ...
 
 
@@ -35,7 +38,7 @@ class NoSync:
         """Nothing to remember."""
         return 0
 
-    def wait(self, descriptor: int, since: int) -> None:
+    def wait(self, descriptors: Sequence[int], since: int) -> None:
         """Nothing to wait for."""
 
 
@@ -70,13 +73,10 @@ class EachSync(_Failures):
         super().__init__()
         self._kind = kind
 
-    def wait(self, descriptor: int, since: int) -> None:
-        """One sync."""
+    def wait(self, descriptors: Sequence[int], since: int) -> None:
+        """One sync of every file."""
         try:
-            if self._kind == "fsync":
-                os.fsync(descriptor)
-            else:
-                os.fdatasync(descriptor)
+            _sync_all(descriptors, os.fsync if self._kind == "fsync" else os.fdatasync)
         except OSError as error:
             with self._changed:
                 self._note(error)
@@ -93,28 +93,47 @@ class GroupSync(_Failures):
         super().__init__()
         self._begun = self._ended = 0
         self._running = False
+        self._files: dict[tuple[int, ...], None] = {}  # of those who wait for the next round
 
-    def wait(self, descriptor: int, since: int) -> None:
+    def wait(self, descriptors: Sequence[int], since: int) -> None:
         """Leads a round, or waits for one that began after this call. A round ends with its system call."""
         with self._changed:
             mine = self._begun + 1  # a round that runs now may have begun before our last write
+            self._files[tuple(descriptors)] = None
             while self._running and self._ended < mine:
                 self._changed.wait()
             if self._ended >= mine:
                 self._raise_since(since)
                 return
             self._running, self._begun = True, mine
-        refused = None
+            files, self._files = self._files, {}  # whoever leads, it is everybody's round
+        refused: OSError | None = OSError(errno.EINTR, "the sync was interrupted")
         try:
-            os.fdatasync(descriptor)
+            _sync_all(dict.fromkeys(itertools.chain(*sorted(files, key=len, reverse=True))), os.fdatasync)
         except OSError as error:
             refused = error
+        else:
+            refused = None
+        finally:
+            with self._changed:
+                self._running, self._ended = False, mine
+                if refused is not None:
+                    self._note(refused)
+                self._changed.notify_all()
         with self._changed:
-            self._running, self._ended = False, mine
-            if refused is not None:
-                self._note(refused)
-            self._changed.notify_all()
             self._raise_since(since)
+
+
+def _sync_all(descriptors: Iterable[int], sync: Callable[[int], None]) -> None:
+    """In their order, also where one is refused: its pages are forgotten, and those of the others need not be."""
+    refused = None
+    for descriptor in descriptors:
+        try:
+            sync(descriptor)
+        except OSError as error:
+            refused = refused or error
+    if refused is not None:
+        raise refused
 
 
 def sync_of(kind: Fsync) -> Sync:

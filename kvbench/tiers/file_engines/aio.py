@@ -63,21 +63,21 @@ class _AioQueue:
         for slot in range(self._depth):
             self._words[slot * _QUADS_PER_IOCB + 2] = operation
 
-    def push(self, slot: int, address: int, size: int, offset: int) -> None:
-        words, at = self._words, slot * _QUADS_PER_IOCB
+    def push(self, request: int, address: int, size: int, offset: int) -> None:
+        words, at = self._words, request * _QUADS_PER_IOCB
         words[at + 3] = address
         words[at + 4] = size
         words[at + 5] = offset
-        self._pointers[self._pushed] = self._iocb_addresses[slot]
+        self._pointers[self._pushed] = self._iocb_addresses[request]
         self._pushed += 1
 
-    def submit_and_wait(self) -> Sequence[tuple[int, int]]:
+    def submit_and_wait(self, at_least: int = 1) -> Sequence[tuple[int, int]]:
         failed = self._submit_pushed() if self._pushed else None
         if failed:
             return failed
         count = -1
         while count < 0:
-            count = self._syscall(self._getevents, self._context, 1, self._depth, self._events_address, 0)
+            count = self._syscall(self._getevents, self._context, at_least, self._depth, self._events_address, 0)
             if count < 0:
                 raise_unless_interrupted(ctypes.get_errno())
         results = self._results

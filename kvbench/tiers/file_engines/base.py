@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,13 +17,18 @@ class EngineUnavailableError(KvbenchError):
     """This host has no such engine; the case is skipped with the message as its reason."""
 
 
+Handler = Callable[[int, int], None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
     """Blocks of a file, by offset and size.
 
     `places` says where in the buffer each block lies. None means a ring: every request in flight has a slot of its own
     and blocks take turns in it, as a staging buffer does. `sync_each` makes every stored block durable (fdatasync)
-    before the next one takes its slot.
+    before the next one takes its slot. `before` and `after` are called with the index and the slot of every
+    block that is not empty, by any thread, while the slot is the block's own: before it moves, and when it has moved.
+    Others move meanwhile; what they raise ends the transfer when nothing is under way any more.
     """
 
     direction: Literal["load", "store"]
@@ -31,13 +36,16 @@ class Blocks:
     sizes: Sequence[int]
     places: Sequence[int] | None = None
     sync_each: bool = False
+    before: Handler | None = None
+    after: Handler | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What an engine is opened on. `buffer` is pre-faulted and page-aligned; `depth` blocks are in flight.
 
-    `slot_bytes` is the distance between two slots of the ring, a multiple of `BUFFER_ALIGNMENT`.
+    `slot_bytes` is the distance between two slots of the ring, a multiple of `BUFFER_ALIGNMENT`. The ring has `depth`
+    slots, or `slots` for an engine that keeps `depth` blocks in flight while others are with their handler.
     """
 
     descriptor: int
@@ -46,12 +54,22 @@ class EngineSettings:
     depth: int
     slot_bytes: int
     direct: bool = False
+    slots: int | None = None
+
+    @property
+    def ring_slots(self) -> int:
+        return self.depth if self.slots is None else self.slots
 
     def __post_init__(self) -> None:
         """Refuses a ring that the buffer cannot hold."""
-        if self.depth < 1 or self.slot_bytes % BUFFER_ALIGNMENT or self.depth * self.slot_bytes > len(self.buffer):
+        slots = self.ring_slots
+        if (
+            not 1 <= self.depth <= slots
+            or self.slot_bytes % BUFFER_ALIGNMENT
+            or slots * self.slot_bytes > len(self.buffer)
+        ):
             raise KvbenchError(
-                f"{self.depth} slots of {self.slot_bytes} bytes do not fit a buffer of {len(self.buffer)} bytes; "
+                f"{slots} slots of {self.slot_bytes} bytes do not fit a buffer of {len(self.buffer)} bytes; "
                 "give a larger buffer, fewer requests in flight or smaller blocks"
             )
 

@@ -3,8 +3,9 @@
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.errors import KvbenchError
 from kvbench.tiers.cuda_runtime import checked, cuda_runtime, no_gpu_reason
@@ -41,7 +42,8 @@ class GdsEngine:
         self._device = int(checked(self._runtime.cudaMalloc(num_bytes), "device memory"))
         kinds = self._runtime.cudaMemcpyKind
         self._to_host, self._to_device = kinds.cudaMemcpyDeviceToHost, kinds.cudaMemcpyHostToDevice
-        self.fill()
+        self._host = address_of(settings.buffer)
+        self._copy(0, num_bytes, self._to_device)
         self._before = nvidia_fs_operations(root=root)
         cufile.driver_open()
         descriptor = cufile.Descr()
@@ -55,14 +57,20 @@ class GdsEngine:
         """One thread per block in flight."""
         indexes = iter(range(len(blocks.offsets)))
         tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in range(self._settings.depth)]
+        wait(tasks)  # all of them: a thread that still moves would write into memory that is the caller's again
         for task in tasks:
             task.result()
 
     def _move(self, slot: int, blocks: Blocks, indexes: Iterator[int]) -> None:
         move = self._cufile.read if blocks.direction == "load" else self._cufile.write
+        before, after = blocks.before, blocks.after
         for index in indexes:
             size, offset = blocks.sizes[index], blocks.offsets[index]
             place = slot * self._settings.slot_bytes if blocks.places is None else blocks.places[index]
+            if before is not None and size:
+                before(index, slot)
+                if blocks.direction == "store":
+                    self._copy(place, size, self._to_device)
             done = 0
             while done < size:
                 moved = move(self._file, self._device, size - done, offset + done, place + done)
@@ -73,20 +81,23 @@ class GdsEngine:
                 done += moved
             if blocks.sync_each:
                 os.fdatasync(self._settings.descriptor)
+            if after is not None and size:
+                if blocks.direction == "load":
+                    self._copy(place, size, self._to_host)
+                after(index, slot)
 
     def cool(self) -> None:
         """Nothing is held."""
 
     def show(self) -> None:
         """Copies the device's buffer into the host's."""
-        buffer = self._settings.buffer
-        checked(self._runtime.cudaMemcpy(address_of(buffer), self._device, len(buffer), self._to_host), "device memory")
+        self._copy(0, len(self._settings.buffer), self._to_host)
 
-    def fill(self) -> None:
-        """Copies the host's buffer into the device's, to be stored from there."""
-        buffer = self._settings.buffer
-        copied = self._runtime.cudaMemcpy(self._device, address_of(buffer), len(buffer), self._to_device)
-        checked(copied, "filling device memory")
+    def _copy(self, place: int, size: int, kind: Any) -> None:
+        """Between the same place of the device's buffer and the host's. A handler sees the host's."""
+        device, host = self._device + place, self._host + place
+        into, source = (device, host) if kind == self._to_device else (host, device)
+        checked(self._runtime.cudaMemcpy(into, source, size, kind), "device memory")
 
     def what_ran(self) -> str:
         """Whether nvidia-fs carried the bytes, by its own counters and not by the speed."""

@@ -93,22 +93,23 @@ class _Ring:
         for at in range(0, len(self._sqes), _QUADS_PER_SQE):
             self._sqes[at] = operation
 
-    def push(self, slot: int, address: int, size: int, offset: int) -> None:
+    def push(self, request: int, address: int, size: int, offset: int) -> None:
         words, sqes, tail = self._words, self._sqes, self._sq_tail
         count = words[tail]
         at = (count & self._sq_mask) * _QUADS_PER_SQE
         sqes[at + 1] = offset
         sqes[at + 2] = address
         sqes[at + 3] = size
-        sqes[at + 4] = slot
+        sqes[at + 4] = request
         words[tail] = (count + 1) & 0xFFFFFFFF
         self._pushed += 1
 
-    def submit_and_wait(self) -> Sequence[tuple[int, int]]:
+    def submit_and_wait(self, at_least: int = 1) -> Sequence[tuple[int, int]]:
         words = self._words
         head, tail = words[self._cq_head], words[self._cq_tail]
         while self._pushed or head == tail:
-            taken = self._syscall(_ENTER, self._fd, self._pushed, int(head == tail), _ENTER_GETEVENTS, 0, 0)
+            wait = at_least if head == tail else 0
+            taken = self._syscall(_ENTER, self._fd, self._pushed, wait, _ENTER_GETEVENTS, 0, 0)
             tail = words[self._cq_tail]
             if taken >= 0:
                 self._pushed -= taken

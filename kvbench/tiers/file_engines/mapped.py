@@ -23,18 +23,22 @@ class MappedEngine:
     def transfer(self, blocks: Blocks) -> None:
         """A page that the file no longer has ends the process with SIGBUS, as mapped files do."""
         indexes = iter(range(len(blocks.offsets)))
-        if self._pool is None:
+        if self._pool is None or len(blocks.offsets) < 2:
             self._move(0, blocks, indexes)
             return
-        tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in range(self._settings.depth)]
+        threads = min(self._settings.depth, len(blocks.offsets))
+        tasks = [self._pool.submit(self._move, slot, blocks, indexes) for slot in range(threads)]
         wait(tasks)  # all of them: a thread that still moves would write into memory that is the caller's again
         for task in tasks:
             task.result()
 
     def _move(self, slot: int, blocks: Blocks, indexes: Iterator[int]) -> None:
         load = blocks.direction == "load"
+        before, after = blocks.before, blocks.after
         for index in indexes:
             size, offset = blocks.sizes[index], blocks.offsets[index]
+            if before is not None and size:
+                before(index, slot)
             place = slot * self._settings.slot_bytes if blocks.places is None else blocks.places[index]
             if load and size and hasattr(mmap, "MADV_WILLNEED"):
                 page = offset - offset % mmap.PAGESIZE
@@ -45,6 +49,8 @@ class MappedEngine:
             if blocks.sync_each and size:
                 page = offset - offset % mmap.PAGESIZE
                 self._mapping.flush(page, offset + size - page)
+            if after is not None and size:
+                after(index, slot)
 
     def cool(self) -> None:
         """Unmaps what was touched; the next access reads the file again."""

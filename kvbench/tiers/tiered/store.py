@@ -15,6 +15,7 @@ from kvbench.core.heat import HotPrefixes, SlidingShares
 from kvbench.core.io_schedule import IoSchedule, StoreBatch
 from kvbench.core.units import MIB
 from kvbench.tiers.base import EXISTS, MISS, Block, Outcome, Tier, Wanted
+from kvbench.tiers.checksum import crc32c_of
 from kvbench.tiers.metadata.base import Location, Metadata
 from kvbench.tiers.tiered.index import Record, Slot, TierIndex
 from kvbench.tiers.tiered.lane import DaemonPool, Lane, QueuedStore, TimedLoad
@@ -75,8 +76,6 @@ class TieredStore:
         spans: SpanSink | None = None,
         metadata: Metadata | None = None,
     ) -> None:
-        from crc32c import crc32c
-
         if not 1 <= len(tiers) <= _MAX_TIERS:
             raise UsageError(f"a tiered store has 1 to {_MAX_TIERS} tiers, got {len(tiers)}")
         names = [settings.tier.name for settings in tiers]
@@ -85,7 +84,6 @@ class TieredStore:
         if hot is not None and (unknown := set(hot.tiers) - set(names)):
             raise UsageError(f"hot prefixes belong into {sorted(unknown)[0]!r}, which is not one of {', '.join(names)}")
         self.tiers = tuple(names)
-        self._crc32c: Callable[[memoryview], int] = crc32c
         self._clock = clock
         self._spans = spans
         self._metadata = metadata
@@ -523,8 +521,8 @@ class TieredStore:
             if outcome.result != "ok":
                 continue
             if slot.crc32c is None:
-                slot.crc32c = self._crc32c(view)
-            elif tier.settings.verify and (found := self._crc32c(view)) != slot.crc32c:
+                slot.crc32c = crc32c_of(view)
+            elif tier.settings.verify and (found := crc32c_of(view)) != slot.crc32c:
                 checked[i] = Outcome("corrupt", f"CRC32C is {found:08x}, stored as {slot.crc32c:08x}")
         return checked
 
@@ -632,7 +630,7 @@ class TieredStore:
         for number, chosen in plan.items():
             for _, item in chosen:
                 if item.crc32c is None:
-                    item.crc32c = self._crc32c(item.view)
+                    item.crc32c = crc32c_of(item.view)
                 if number and id(item) not in copies:
                     copies[id(item)] = memoryview(bytes(item.view))
         top: dict[bytes, Outcome] = {}
