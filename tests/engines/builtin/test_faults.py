@@ -80,7 +80,7 @@ def test_every_fault_does_what_its_name_says_to_the_request_it_is_for(server: Se
     assert b"retry-after: 2\r\n" in refused
     for stream in (True, False):
         received, end, first_s, _ = raw(server, stream=stream)
-        assert first_s >= 0.3
+        assert first_s >= 0.29  # asyncio may wake up a clock tick early
         assert b"length" in received
     received, _, first_s, end_s = raw(server)
     assert first_s < 0.3 <= end_s
